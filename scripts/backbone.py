@@ -33,7 +33,7 @@ class BackboneArguments:
         "depth of these layers is converted to m3BERT.",
     )
     trust_remote_code: bool = option(False, "Run code that comes with the model.")
-    attn_implementation: str | None = option(None, "eager, sdpa, ... Default: sdpa if the model has it.")
+    attn_implementation: str | None = option(None, "eager, sdpa, flash_attention_2, ... Default: sdpa.")
     peft: str | None = option(None, "Train an adapter instead of the whole model; legal value: lora.")
     lora_r: int = option(16, "Rank of the LoRA adapter.")
     lora_alpha: int = option(32, "Alpha of the LoRA adapter: its output is multiplied with alpha / rank.")

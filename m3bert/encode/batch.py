@@ -161,9 +161,10 @@ class TextRows:
             name: torch.cat([_widened(column[name], width) for column in columns]) if len(columns) > 1 else value
             for name, value in columns[0].items()
         }
-        lengths = text_lengths(joined["attention_mask"])
-        padded_left = (joined["attention_mask"].sum(dim=1) != lengths).any()
-        return cls(joined, tuple(shapes), tuple(lengths.tolist()), bool(padded_left))
+        found = text_lengths(joined["attention_mask"])
+        padded_left = (joined["attention_mask"].sum(dim=1) != found).any()
+        *lengths, padded = torch.cat([found, padded_left[None]]).tolist()  # a device is waited for once
+        return cls(joined, tuple(shapes), tuple(lengths), bool(padded))
 
     def take(self, chunk: Sequence[int]) -> Rows:
         """The rows of a chunk, without the columns on the right that are padding in all of them."""

@@ -27,12 +27,13 @@ class ComputeArguments:
         compute_dtype (`str`, *optional*, defaults to `"float32"`): Type of the matrix products: `float32`, `bfloat16`
             or `float16` (mixed precision). Weights and stored embeddings keep their own type.
         attn_implementation (`str`, *optional*): Attention of transformers: `eager`, `sdpa`, `flex_attention`,
-            `flash_attention_2` or `flash_attention_3`. Default: `sdpa` if the model has it, else `eager`.
+            `flash_attention_2`, `_3` or `_4`, or a kernel of the Hub (`kernels-community/flash-attn2`). Default:
+            `sdpa` if the model has it, else `eager`.
         compile (`bool`, *optional*, defaults to `False`): Compile the encoder with torch.compile: the first batches
             take longer, all others less time.
 
     Raises:
-        ValueError: if the type is unknown.
+        ValueError: if the type is unknown, or not one that the attention computes in.
     """
 
     device: str | None = None
@@ -43,6 +44,12 @@ class ComputeArguments:
     def __post_init__(self) -> None:
         if self.compute_dtype not in DTYPES:
             raise ValueError(f"compute_dtype={self.compute_dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
+        if self.compute_dtype == "float32" and self.attn_implementation is not None:
+            from .packed_rows import is_flash
+
+            if is_flash(self.attn_implementation):
+                name = self.attn_implementation
+                raise ValueError(f"attn_implementation={name!r} needs half precision: set --compute_dtype bfloat16.")
 
     @property
     def torch_device(self) -> torch.device:

@@ -57,12 +57,20 @@ def segments(dims: tuple[int, ...]) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise((0, *dims))]
 
 
+def summed_from_the_longest(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The gradients of the segments from those of the prefixes, in place: a segment is in its own prefix and in all
+    longer ones."""
+    for shorter, longer in zip(gradients[-2::-1], gradients[:0:-1], strict=True):
+        shorter.add_(longer)
+    return gradients
+
+
 class Buffers:
     """Matrices that all blocks reuse. Allocating new memory for each block would take a fifth of the time."""
 
     def __init__(self, like: torch.Tensor, count: int, size: int, dtype: torch.dtype) -> None:
         self.flat = like.new_empty((count, size), dtype=dtype)
 
-    def of(self, rows: int, columns: int) -> list[torch.Tensor]:
-        """All matrices as views of shape `(rows, columns)`."""
-        return [flat[: rows * columns].view(rows, columns) for flat in self.flat]
+    def of(self, rows: int, columns: int) -> torch.Tensor:
+        """All matrices as views, `(count, rows, columns)`."""
+        return self.flat[:, : rows * columns].unflatten(1, (rows, columns))

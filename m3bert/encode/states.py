@@ -25,7 +25,7 @@ from ..modeling.conversion_m3bert import OFFSET_POSITIONS
 from ..modeling.modeling_elastic import Elasticity, layer_list, resolve_size, view
 from ..modeling.settings_m3bert import POOLINGS, Pooling
 from .granularity import EncoderConfig
-from .packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
+from .packed_rows import DOCUMENTS, Flattened, check_packable, is_flash, packed_arguments
 
 
 def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
@@ -254,7 +254,7 @@ def nested_states(
     if packed:
         check_packable(config)
         mask = (inputs[DOCUMENTS] > 0).long()
-    if "flash" in config._attn_implementation and mask is not None:
+    if is_flash(config._attn_implementation) and mask is not None:
         flattened = Flattened.of(inputs, first)
         arguments = flattened.inputs
     elif packed:

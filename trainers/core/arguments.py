@@ -48,7 +48,7 @@ class NestedTrainingArguments(TrainingArguments):
             shuffled. The order of the shards is shuffled, too. 0 reads shards and rows in their order.
 
     Raises:
-        ValueError: if the grid cannot be parsed.
+        ValueError: if the grid cannot be parsed, or one process would use several GPUs.
     """
 
     objective_class: ClassVar[type[Objective]]
@@ -61,6 +61,11 @@ class NestedTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.n_gpu > 1:  # transformers would split the rows of a batch by nn.DataParallel, which keeps texts whole
+            raise ValueError(
+                f"One process sees {self.n_gpu} GPUs: start one per GPU with torchrun or accelerate launch, or set "
+                "CUDA_VISIBLE_DEVICES=0."
+            )
         if not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
         if self.grid is not None:

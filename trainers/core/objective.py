@@ -216,7 +216,8 @@ class Objective(nn.Module):
     @final
     def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
         """The loss: the sum of the terms, each multiplied by its weight."""
-        return torch.stack([term.weight * value for term, value in terms.items()]).sum()
+        values = torch.stack(list(terms.values()))
+        return (values * values.new_tensor([term.weight for term in terms])).sum()
 
     def term(self, granularity: Granularity | None = None, name: str = "", weight: float = 1.0) -> Term:
         """Identifier of a term of this objective, with its weight in the loss."""

@@ -23,6 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from ...encode.durable import replacing_files, writing
 from ...encode.granularity import Grid
+from ...encode.packed_rows import is_flash
 from ...encode.projection import Projection
 from ...encode.ranks import wait_for_all_ranks, world_size
 from ...encode.states import check_pooling, unwrap_encoder
@@ -76,7 +77,8 @@ class NestedTrainer(Trainer):
         ValueError: if `compute_metrics` is passed to a trainer without logits; if the pooling is not that of the
             model's exits; if the training set is smaller than one batch and smaller batches are dropped; if the grid
             is outside the model, or lacks the full size that the objective needs; if the objective reads more than the
-            projection has; if `fsdp` is combined with `mini_batch_size` or an evaluator.
+            projection has; if flash attention would compute in float32; if `fsdp` is combined with `mini_batch_size`
+            or an evaluator.
     """
 
     # Columns that the collator reads if a dataset has them.
@@ -101,6 +103,9 @@ class NestedTrainer(Trainer):
         if kwargs.get("compute_metrics") is not None and not self.gives_logits:
             raise ValueError("compute_metrics needs logits, which this trainer does not have: pass evaluator=.")
         check_objective(objective, unwrap_encoder(model).config, projection)
+        attention = unwrap_encoder(model).config._attn_implementation
+        if is_flash(attention) and unwrap_encoder(model).dtype == torch.float32 and not (args.bf16 or args.fp16):
+            raise ValueError(f"attn_implementation={attention!r} needs half precision: pass bf16=True or fp16=True.")
         require_one_batch(train_dataset, args)
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)

@@ -10,17 +10,19 @@ from typing import Any, Self
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...encode.numerics import Buffers, blocks, check_dims, segments
+from ...encode.numerics import Buffers, blocks, check_dims, segments, summed_from_the_longest
 
 
 # Scores in memory at a time (rows x vocabulary block). On a CPU, they and their gradients at a few dims should stay in
-# the cache: 2^19 float32 scores are 2 MiB per dim. Elsewhere, small blocks would leave the device idle.
+# the cache: 2^19 float32 scores are 2 MiB per dim. Elsewhere, small blocks would leave the device waiting for the next
+# kernel: 2^27 scores are 0.5 GiB per dim, so the four dims of the paper need 2.5 GiB.
 CPU_BLOCK_SCORES = 2**19
-BLOCK_SCORES = 2**21
+BLOCK_SCORES = 2**27
 
 Node = tuple[int, int]  # (index of a layer, index of a dim)
 
 
+@torch.compiler.disable  # the loop over the blocks would be unrolled
 def nested_cross_entropy(
     states: torch.Tensor,
     weight: torch.Tensor,
@@ -64,6 +66,7 @@ def nested_cross_entropy(
     return _NestedCrossEntropy.apply(states, weight, bias, targets, head, None)[0]
 
 
+@torch.compiler.disable
 def nested_cross_entropy_and_divergence(
     states: torch.Tensor,
     weight: torch.Tensor,
@@ -192,24 +195,25 @@ class _NestedCrossEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows, buffers = states.to(head.dtype), head.buffers(states, 2)
         precise = buffers.flat.dtype
-        block_log_sums = states.new_empty((len(head.blocks), len(head.segments), len(rows)), dtype=precise)
+        shape = (len(head.blocks), len(head.segments), len(rows))
+        block_log_sums, block_largest = (states.new_empty(shape, dtype=precise) for _ in range(2))
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for block, log_sums in zip(head.blocks, block_log_sums, strict=True):
+        for block, log_sums, largest in zip(head.blocks, block_log_sums, block_largest, strict=True):
             nested, probabilities = buffers.of(len(rows), block.stop - block.start)
             kept = []
             block_bias = None if bias is None else bias[block]
             for index, scores in enumerate(head.nested_scores(rows, weight[block].to(head.dtype), block_bias, nested)):
                 # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
                 # probability p = exp(s - log_sum).
-                largest = torch.softmax(scores, dim=1, out=probabilities).amax(dim=1)
-                log_sums[index] = scores.amax(dim=1) - largest.log_()
+                torch.amax(torch.softmax(scores, dim=1, out=probabilities), dim=1, out=largest[index])
+                torch.amax(scores, dim=1, out=log_sums[index])
                 if divergences is not None:
                     kept.append(scores.clone())
             if head.stored is not None:
                 _stored_scores(head.stored, block, len(rows)).copy_(nested)
             if divergences is not None:
                 parts.append(divergences.of_block(kept))
-        log_sums = block_log_sums.logsumexp(dim=0)
+        log_sums = block_log_sums.sub_(block_largest.log_()).logsumexp(dim=0)
         target_scores = torch.stack(
             [
                 (rows[:, segment] * weight[targets, segment].to(head.dtype)).sum(dim=1, dtype=precise)
@@ -240,31 +244,34 @@ class _NestedCrossEntropy(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if needs_bias else None
         grad_parts = divergences.part_gradients(block_parts, grad_outputs[1].to(precise)) if divergences else None
         buffers = head.buffers(rows, 1 + len(head.segments))
-        for number, (block, shares) in enumerate(zip(head.blocks, block_shares, strict=True)):
+        factors = block_shares * grad_losses.T
+        # In the order of the targets, the rows whose target is in a block are next to each other. Their bounds are the
+        # only numbers that the host waits for.
+        targets, order = targets.sort()
+        starts = torch.arange(0, len(weight), head.blocks[0].stop, device=targets.device)
+        bounds = [*torch.searchsorted(targets, starts).tolist(), len(targets)]
+        target_grads = grad_losses[order].T
+        for number, (block, block_factors) in enumerate(zip(head.blocks, factors, strict=True)):
             block_weight = weight[block].to(head.dtype)
-            hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
-            nested, *gradients = buffers.of(len(rows), block.stop - block.start)
+            nested, *gradients = every = buffers.of(len(rows), block.stop - block.start)
             all_scores = head.nested_scores(rows, block_weight, None if bias is None else bias[block], nested)
             if stored is not None:
                 shorter_prefixes = itertools.islice(all_scores, len(head.segments) - 1)
                 all_scores = itertools.chain(shorter_prefixes, [_stored_scores(stored, block, len(rows))])
             kept = []
-            for index, scores in enumerate(all_scores):
+            for gradient, scores, factor in zip(gradients, all_scores, block_factors, strict=True):
                 if divergences is not None:
                     kept.append(scores.clone())
-                probabilities = torch.softmax(scores, dim=1, out=gradients[index])
-                probabilities.mul_((shares[index] * grad_losses[:, index])[:, None])
-                # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
-                gradients[index][hits, targets[hits] - block.start] -= grad_losses[hits, index]
+                torch.softmax(scores, dim=1, out=gradient).mul_(factor[:, None])
+            # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
+            hits = slice(bounds[number], bounds[number + 1])
+            every[1:, order[hits], targets[hits] - block.start] -= target_grads[:, hits]
             if grad_parts is not None:
                 for gradient, extra in zip(
                     gradients, divergences.score_gradients(kept, [each[number] for each in grad_parts]), strict=True
                 ):
                     gradient.add_(extra)
-            # A segment of dims is in its own prefix and in all longer ones.
-            for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
-                shorter.add_(longer)
-            for gradient, segment in zip(gradients, head.segments, strict=True):
+            for gradient, segment in zip(summed_from_the_longest(gradients), head.segments, strict=True):
                 gradient = gradient.to(head.dtype)
                 if grad_states is not None:
                     _add_product_(grad_states[:, segment], gradient, block_weight[:, segment])

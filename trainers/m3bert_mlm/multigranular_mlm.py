@@ -57,10 +57,11 @@ class MultigranularMLM(Objective):
         labels `(tokens,)`."""
         if batch.output_embeddings is None or batch.labels is None:
             raise ValueError("Masked-LM training needs a backbone with a vocabulary projection, and labels.")
-        masked = batch.labels != -100
+        labels = batch.labels.flatten()
+        masked = (labels != -100).nonzero().squeeze(1)  # a mask would be searched again for each layer
         (text,) = batch.texts.values()
-        states = torch.stack([text.layers[layer][masked] for layer in self.layers])
-        return batch.output_embeddings, states, batch.labels[masked]
+        states = torch.stack([text.layers[layer].flatten(0, 1)[masked] for layer in self.layers])
+        return batch.output_embeddings, states, labels[masked]
 
     def mean(self, values: torch.Tensor, dim: int, batch: NestedBatch) -> torch.Tensor:
         """The sum over masked tokens, divided by their number in the optimizer step, or in the batch if the former is

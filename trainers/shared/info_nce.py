@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ...encode.numerics import Buffers, blocks, check_dims, precise, segments
+from ...encode.numerics import Buffers, blocks, check_dims, precise, segments, summed_from_the_longest
 
 
 # Similarities in memory at a time, (anchors, candidates): about one CPU cache, or enough to occupy a GPU.
@@ -18,6 +18,7 @@ TILE_SIZES = {"cpu": (256, 2048), "cuda": (4096, 4096)}
 SMALLEST_NORM = 1e-12
 
 
+@torch.compiler.disable  # the loop over the tiles would be unrolled
 def nested_info_nce(
     anchors: torch.Tensor,
     candidates: torch.Tensor,
@@ -162,13 +163,12 @@ class _Contrast:
 
     def inverse_norms(self, vectors: torch.Tensor) -> torch.Tensor:
         """`1 / |v|` of all prefixes, `(dims, vectors)`."""
-        squares = [torch.linalg.vector_norm(vectors[:, segment], dim=1).square_() for segment in self.segments]
-        return torch.stack(squares).cumsum(dim=0).sqrt_().clamp_(min=SMALLEST_NORM).reciprocal_()
+        norms = torch.stack([torch.linalg.vector_norm(vectors[:, segment], dim=1) for segment in self.segments])
+        return norms.square_().cumsum(dim=0).clamp_(min=SMALLEST_NORM**2).rsqrt_()
 
     def subtract_norms_(self, gradient: torch.Tensor, vectors: torch.Tensor, factors: torch.Tensor) -> None:
-        """Subtract every prefix of `vectors` times its factor, `(dims, vectors)`, from a gradient."""
-        totals = factors.flip(0).cumsum(dim=0).flip(0)  # a segment is in its own prefix and in all longer ones
-        for segment, total in zip(self.segments, totals, strict=True):
+        """Subtract every prefix of `vectors` times its factor, `(dims, vectors)`, from a gradient, in place."""
+        for segment, total in zip(self.segments, summed_from_the_longest(factors.unbind()), strict=True):
             gradient[:, segment].addcmul_(vectors[:, segment], total[:, None], value=-1)
 
 
@@ -203,9 +203,8 @@ class _Tile:
         scores: torch.Tensor,
     ) -> Iterator[int]:
         """Write the scaled cosines of each prefix to `scores`, shortest first, and yield the index of its dim."""
-        products.zero_()
         for k, segment in enumerate(self.segments):
-            products.addmm_(anchors[self.rows, segment], candidates[self.columns, segment].T)
+            products.addmm_(anchors[self.rows, segment], candidates[self.columns, segment].T, beta=min(k, 1))
             torch.mul(products, inverses[k, self.columns], out=scores).mul_(factors[k, self.rows, None])
             yield k
 
@@ -224,10 +223,12 @@ class _NestedInfoNCE(torch.autograd.Function):
     def forward(
         ctx: Any, anchors: torch.Tensor, candidates: torch.Tensor, scale: torch.Tensor, contrast: _Contrast
     ) -> torch.Tensor:
-        factors = contrast.inverse_norms(anchors) * scale
+        norms, all_inverses = contrast.inverse_norms(anchors), []
+        factors = norms * scale
         log_sums, target_scores = torch.full_like(factors, -torch.inf), torch.zeros_like(factors)
         for vectors, ids, targets in contrast.blocks(candidates):
             inverses, buffers = contrast.inverse_norms(vectors), _buffers(contrast, anchors, vectors, 2)
+            all_inverses.append(inverses)
             for tile in _Tile.all(contrast, len(anchors), len(vectors), ids, targets):
                 products, scores = buffers.of(tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start)
                 for k in tile.scores(anchors, vectors, factors, inverses, products, scores):
@@ -239,21 +240,19 @@ class _NestedInfoNCE(torch.autograd.Function):
                     sums = scores.sub_(largest).exp_().sum(dim=1).log_().add_(largest[:, 0])
                     log_sums[k, tile.rows] = torch.logaddexp(log_sums[k, tile.rows], sums)
         ctx.contrast = contrast
-        ctx.save_for_backward(anchors, candidates, scale, log_sums)
+        ctx.save_for_backward(anchors, candidates, scale, log_sums, norms, *all_inverses)
         return (log_sums - target_scores).T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (anchors, candidates, scale, log_sums), contrast = ctx.saved_tensors, ctx.contrast
-        weights = grad_outputs[0].T.contiguous()
-        norms = contrast.inverse_norms(anchors)
-        factors = norms * scale
+        anchors, candidates, scale, log_sums, norms, *all_inverses = ctx.saved_tensors
+        contrast, weights, factors = ctx.contrast, grad_outputs[0].T.contiguous(), norms * scale
         grad_anchors = torch.zeros_like(anchors) if ctx.needs_input_grad[0] else None
         grad_candidates = torch.zeros_like(precise(candidates)) if ctx.needs_input_grad[1] else None
         row_sums = torch.zeros_like(log_sums)  # of dL/ds s
         for passes, (vectors, ids, targets) in enumerate(contrast.blocks(candidates)):
-            inverses = contrast.inverse_norms(vectors)
+            inverses = all_inverses[passes]
             column_sums = torch.zeros_like(inverses)
             buffers = _buffers(contrast, anchors, vectors, 2 + len(contrast.segments))
             for tile in _Tile.all(contrast, len(anchors), len(vectors), ids, targets):
@@ -269,9 +268,7 @@ class _NestedInfoNCE(torch.autograd.Function):
                     row_sums[k, rows] += scores.sum(dim=1)
                     column_sums[k, columns] += scores.sum(dim=0)
                     gradient.mul_(factors[k, rows, None]).mul_(inverses[k, columns])
-                for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
-                    shorter.add_(longer)
-                for gradient, segment in zip(gradients, contrast.segments, strict=True):
+                for gradient, segment in zip(summed_from_the_longest(gradients), contrast.segments, strict=True):
                     if grad_anchors is not None:
                         grad_anchors[rows, segment].addmm_(gradient, vectors[columns, segment])
                     if grad_candidates is not None:

@@ -225,6 +225,7 @@ class CRD(RepresentationDistillation):
         self.maps = self.maps_to(critic_dim)
         self.teacher_map = nn.Linear(self.teacher_dim, critic_dim, bias=False)
         nn.init.orthogonal_(self.teacher_map.weight)
+        self._normalized: set[Granularity] = set()  # known without a look at the device
         for granularity in grid:
             self.register_buffer(f"log_normalizer_{granularity}", torch.tensor(torch.nan))
 
@@ -245,8 +246,9 @@ class CRD(RepresentationDistillation):
     def log_normalizer(self, granularity: Granularity, scores: torch.Tensor, rows: RankRows) -> torch.Tensor:
         """log Z: the log of the mean exponentiated score over the first batch of all ranks; constant afterwards."""
         known = getattr(self, f"log_normalizer_{granularity}")
-        if known.isnan():
+        if granularity not in self._normalized and known.isnan():
             known.copy_(rows.gather(scores.detach()).logsumexp(dim=(0, 1)) - 2 * math.log(scores.shape[1]))
+        self._normalized.add(granularity)
         return known
 
 

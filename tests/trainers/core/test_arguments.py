@@ -11,6 +11,7 @@ from m3bert.trainers import (
     Matryoshka2dConfig,
     MatryoshkaDistillationConfig,
     MultigranularMLMConfig,
+    NestedTrainingArguments,
     SimCSEConfig,
     StarbucksConfig,
 )
@@ -26,6 +27,12 @@ def test_the_grid_defaults_to_the_models_own(tmp_path):
         args.grid_for(tiny_config(matryoshka_layers=[]))
     with pytest.raises(ValueError, match="is not a grid"):
         arguments(tmp_path, grid="4,8")
+
+
+def test_several_gpus_need_a_launcher(tmp_path, monkeypatch):
+    monkeypatch.setattr(NestedTrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match=r"sees 2 GPUs: start one per GPU with torchrun or accelerate launch, or set"):
+        arguments(tmp_path)
 
 
 SHARED = {

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from transformers.utils.generic import is_flash_attention_requested
 
 from m3bert.encode.device import ComputeArguments, autocast, device_of, place
+from m3bert.encode.packed_rows import is_flash
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
-from m3bert.trainers import nested_states
+from m3bert.trainers import MultigranularMLM, NestedTrainer, nested_states
 from tests.conftest import padded_batch, tiny_config
+from tests.trainers.tiny_run import GRID, arguments, quiet_model
 
 
 ROOT = Path(__file__).parents[3]
@@ -96,6 +101,34 @@ def test_the_attention_that_was_asked_for_computes(tiny_masked_lm, name, monkeyp
         monkeypatch.setitem(AttentionInterface._global_mapping, name, counted)
     torch.testing.assert_close(state(tiny_masked_lm, batch), expected, atol=1e-5, rtol=1e-5)
     assert len(calls) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "flash"),
+    [
+        ("eager", False),
+        ("sdpa", False),
+        ("flex_attention", False),
+        ("flash_attention_2", True),
+        ("flash_attention_3", True),
+        ("flash_attention_4", True),
+        ("kernels-community/flash-attn2", True),
+        ("kernels-community/vllm-flash-attn3", True),
+    ],
+)
+def test_flash_attention_reads_one_row_and_refuses_float32(name, flash, tmp_path, monkeypatch):
+    assert is_flash(name) == is_flash_attention_requested(requested_attention_implementation=name) == flash
+    assert ComputeArguments(attn_implementation=name, compute_dtype="bfloat16").attn_implementation == name
+    model = quiet_model()
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", name)
+    made = (
+        partial(ComputeArguments, attn_implementation=name),
+        partial(NestedTrainer, model, MultigranularMLM(GRID), arguments(tmp_path), data_collator=list),
+    )
+    for make in made:
+        with pytest.raises(ValueError, match="needs half precision: ") if flash else nullcontext():
+            make()
+    NestedTrainer(model, MultigranularMLM(GRID), arguments(tmp_path, bf16=True), data_collator=list)
 
 
 @pytest.mark.slow

@@ -1,0 +1,50 @@
+"""How much a GPU is asked to do in a micro-step of the papers' recipes, counted on a CPU with the blocks of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks._kernels import Counts
+from m3bert.encode.numerics import blocks
+from m3bert.trainers import Grid, MultigranularMLM, NestedBatch, NestedStates
+from m3bert.trainers.m3bert_mlm import losses as masked_lm
+
+
+def states_of(shape: tuple[int, ...], layers: list[int]) -> NestedStates:
+    """Random hidden states of texts without padding."""
+    states = {layer: torch.randn(*shape).requires_grad_() for layer in layers}
+    return NestedStates(states, torch.ones(shape[:2], dtype=torch.long))
+
+
+def test_the_masked_lm_head_of_stage_1(monkeypatch):
+    """Its blocks of the vocabulary are as many as with all of its rows and words, which would take a minute."""
+    grid, rows, words = Grid.parse("4,8,12x32,64,128,768"), round(64 * 512 * 0.15) * 3, 250_002
+    number = len(blocks(words, masked_lm.default_block_size(torch.empty(rows, 0, device="meta"))))
+    assert 10 < number < 40
+    few, block = 8, 4
+    monkeypatch.setattr(masked_lm, "default_block_size", lambda states: block)
+    head = torch.nn.Linear(768, number * block)
+    texts, labels = states_of((1, 2 * few, 768), grid.layers), torch.full((1, 2 * few), -100)
+    labels[0, ::2] = torch.randint(number * block, (few,))
+    objective = MultigranularMLM(grid)
+    with Counts() as counts, torch.autocast("cpu", dtype=torch.bfloat16):
+        terms = objective(NestedBatch({"text": texts}, labels=labels, output_embeddings=head))
+        objective.total(terms).backward()
+    assert counts.kernels.total() <= 3000
+    assert counts.waits.total() <= 5
+
+
+@pytest.mark.parametrize(
+    ("wait", "name"),
+    [
+        (lambda tensor: tensor.tolist(), "tolist"),
+        (lambda tensor: float(tensor[0]), "_local_scalar_dense"),
+        (lambda tensor: tensor[tensor > 0], "index"),
+        (lambda tensor: tensor.nonzero(), "nonzero"),
+    ],
+)
+def test_the_counter_sees_what_waits_for_a_device(wait, name):
+    with Counts() as counts:
+        wait(torch.randn(3))
+    assert counts.waits == {name: 1}
