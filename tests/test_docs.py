@@ -380,6 +380,7 @@ def test_options_that_are_named_exist(capsys):
         "--runner",
         "--tables",
         "--development",
+        "--study",
     }  # of torchrun, accelerate, studies, benchmarks, vLLM
     assert len(named) > 30
     assert {name for name in named - others if not re.search(rf"{name}\b", known)} == set()

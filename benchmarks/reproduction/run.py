@@ -9,7 +9,8 @@ Every run has a JSON file in benchmarks/reproduction/results/STUDY (development 
 written when the run is complete. Finished runs are skipped, and an interrupted run continues with its last checkpoint
 or task: call the same command again. With --minutes, no run starts that would not fit by the mean of finished ones.
 Studies called NAME-paper-steps train for as many steps as the papers, for a GPU: `timeout 540 python -m ...` ends
-after nine minutes, and the next call continues with the last checkpoint. Nothing is loaded from the Hub.
+after nine minutes, and the next call continues with the last checkpoint. The data
+is that of `python -m benchmarks.data`; a study runs without the sets that are not there, and says so.
 `python -m benchmarks.reproduction.report` then writes the tables.
 """
 
@@ -37,7 +38,7 @@ from benchmarks._measure import about
 from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, backbone, corpus
 from benchmarks.reproduction.design import Study
 from benchmarks.reproduction.studies import STUDIES
-from benchmarks.reproduction.study import development_tasks
+from benchmarks.reproduction.study import development_tasks, tasks_there
 from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
@@ -341,7 +342,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         max_length=study.test_length or study.settings["max_length"],
         pooling=study.settings.get("pooling", "mean"),
     )
-    tasks = development_tasks(study.development if run.development else study.tests)
+    tasks = tasks_there(development_tasks(study.development if run.development else study.tests), data)
     found = evaluate_grid(
         encoder, tasks, data, two_stages=False, asymmetric=False, unfinished=work / "scores.json", seed=run.seed
     )

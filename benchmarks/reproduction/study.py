@@ -93,6 +93,21 @@ def development_tasks(names: Iterable[str]) -> list[Task]:
     return found
 
 
+def is_there(data: Path, folder: str) -> bool:
+    """Whether a data set is in the folder of all; a line says so if not. ValueError if there is no such folder."""
+    if not data.is_dir():
+        raise ValueError(f"There is no folder {data}: set M3BERT_DATA, and run python -m benchmarks.data.")
+    if (data / folder).is_dir():
+        return True
+    print(f"{folder} is not in {data}: the study runs without it")
+    return False
+
+
+def tasks_there(tasks: Iterable[Task], data: Path) -> list[Task]:
+    """The tasks whose data is there, or on the Hub."""
+    return [task for task in tasks if task.hub is not None or task.builtin or is_there(data, task.folder or task.name)]
+
+
 def held_out_sentences(rows: Iterable[dict[str, Any]]) -> set[str]:
     """The sentences that training texts must not equal, ignoring case and surrounding spaces."""
     return {row[side].strip().lower() for row in rows for side in ("sentence1", "sentence2", "text") if side in row}

@@ -6,12 +6,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, load_from_disk
 from transformers import AutoTokenizer
 
 from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, corpus, pieces
-from benchmarks.reproduction.study import held_out_sentences
+from benchmarks.reproduction.study import held_out_sentences, is_there
 from m3bert.commands.mine_negatives import MiningArguments, mine
 from m3bert.commands.sources import default_base
 from m3bert.evaluation.readers import read_rows
@@ -39,9 +40,14 @@ HELD_OUT_TEXTS = 800  # of the held-out lines, to measure a masked language mode
 Pair = tuple[str, str]
 
 
+def rows_of(data: Path, name: str, split: str) -> list[dict[str, Any]]:
+    """The rows of a split; none of a data set that is not there."""
+    return read_rows(data / name / f"{split}.jsonl.gz") if is_there(data, name) else []
+
+
 def held_out(data: Path, splits: Iterable[tuple[str, str]]) -> set[str]:
     """The sentences of some splits, each a (data set, split)."""
-    return held_out_sentences(row for name, split in splits for row in read_rows(data / name / f"{split}.jsonl.gz"))
+    return held_out_sentences(row for name, split in splits for row in rows_of(data, name, split))
 
 
 def training_pairs(data: Path) -> list[Pair]:
@@ -50,10 +56,10 @@ def training_pairs(data: Path) -> list[Pair]:
     draw = random.Random(0)
     pairs = [
         (row["sentence1"], row["sentence2"])
-        for row in read_rows(data / "snli" / "train.jsonl.gz")
+        for row in rows_of(data, "snli", "train")
         if row["label_text"] == "entailment"
     ]
-    for row in read_rows(data / "multi30k-captions" / "train.jsonl.gz"):
+    for row in rows_of(data, "multi30k-captions", "train"):
         first, second = draw.sample(row["captions"], 2)
         pairs.append((first, second))
     pairs = [pair for pair in pairs if not any(sentence.strip().lower() in excluded for sentence in pair)]
@@ -73,7 +79,7 @@ def regularizer_sentences(data: Path) -> list[str]:
     excluded = held_out(data, [its for its in splits if (data / its[0] / f"{its[1]}.jsonl.gz").is_file()])
     draw, texts = random.Random(0), []
     for name, split in REGULARIZER_SOURCES:
-        rows = read_rows(data / name / f"{split}.jsonl.gz")
+        rows = rows_of(data, name, split)
         found = {row[side].strip() for row in rows for side in ("text", "sentence1", "sentence2") if side in row}
         own = sorted(text for text in found if text.lower() not in excluded)
         texts += draw.sample(own, min(TEXTS_PER_SOURCE, len(own)))
@@ -84,16 +90,15 @@ def regularizer_sentences(data: Path) -> list[str]:
 
 def unlabelled_texts(data: Path) -> list[str]:
     """Distinct sentences of SNLI, captions, and lines of news of at most 20 words, in a fixed random order."""
+    news = data / "text-english" / "news.txt.gz"
     found = {
         "snli": {row[side].strip() for row in snli(data) for side in ("sentence1", "sentence2")},
         "captions": {
-            caption.strip()
-            for row in read_rows(data / "multi30k-captions" / "train.jsonl.gz")
-            for caption in row["captions"]
+            caption.strip() for row in rows_of(data, "multi30k-captions", "train") for caption in row["captions"]
         },
         "news": {
             line.strip()
-            for line in load_files([str(data / "text-english" / "news.txt.gz")])["text"]
+            for line in (load_files([str(news)])["text"] if is_there(data, news.parent.name) else ())
             if 0 < len(line.split()) <= LONGEST_NEWS
         },
     }
@@ -109,7 +114,7 @@ def unlabelled_texts(data: Path) -> list[str]:
 
 def snli(data: Path) -> list[dict[str, str]]:
     """The labelled training pairs of SNLI."""
-    return read_rows(data / "snli" / "train.jsonl.gz")
+    return rows_of(data, "snli", "train")
 
 
 def triplets(data: Path) -> Dataset:

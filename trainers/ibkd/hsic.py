@@ -19,7 +19,8 @@ class HSIC(Objective):
     The information bottleneck of IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eqs. 6 and 8): the
     dependence of pooled embeddings S on the input X, measured by [`hsic`] and summed over granularities. The sample is
     the batch of all ranks. Each text column is a separate sample, because the two texts of a pair are not independent;
-    the losses of the columns are averaged. If the embeddings are projected (Eq. 11), S is what is published, the
+    the losses of the columns are averaged, in the second stage those of anchors, positives and negatives, where the
+    paper does not say which texts X are. If the embeddings are projected (Eq. 11), S is what is published, the
     projected S'; the paper does not say which of both it means.
 
     Args:

@@ -28,6 +28,8 @@ class MatryoshkaDistillation(MultigranularMLM):
     (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 4.2, Eqs. 2 and 3): `sum of
     cross-entropies + distillation_weight * sum of divergences`. All terms are computed in one pass over the
     vocabulary. The bias of the head is part of the distributions, as in the cross-entropy; A.2 prints them without it.
+    The paper does not say which tokens are compared, nor whether a teacher has a gradient: masked tokens alone, whose
+    predictions are computed anyway, and detached teachers are our choice.
 
     Args:
         grid ([`Grid`]): The granularities to train.

@@ -27,7 +27,8 @@ class MultigranularMLM(Objective):
     Cross-entropy of the masked tokens at every granularity of a grid, summed over the grid (m3BERT,
     [2605.19568](https://huggingface.co/papers/2605.19568), section 2.1). Granularity (l, d) has the logits
     `state_l[:d] @ W[:d, :] + b`, with the vocabulary projection W, b of the backbone. A transform before the
-    projection, as in BERT's head, is not used.
+    projection, as in BERT's head, is not used. The hidden states of all layers of a pre-norm backbone pass its final
+    norm first, as those of the last one do; the paper says "output of layer l", and its released code has no norm.
 
     The loss of a batch without masked tokens is 0.
 

@@ -29,6 +29,8 @@ class SCR(TokenGridObjective):
     layer and dim below the hidden size, [`correlation_penalty`] plus `variance_weight` times [`variance_floor`]. Their
     sum is divided by the number of granularities, including those at all dims (section 2.3). Correlations and
     standard deviations are means over the texts of all columns and all ranks; a text of one token contributes zeros.
+    Both dropout views count as texts of one batch, a larger sample: here no text is compared with another, and so,
+    unlike in [`SIR`], none is pushed away from its view.
 
     Args:
         grid ([`Grid`]): Layers x dims. The largest dim must be the backbone's hidden size.

@@ -33,7 +33,7 @@ class SIA(TokenGridObjective):
     3.2): at every layer and every dim below the hidden size, [`attention_divergence`] plus [`nested_token_cka`],
     summed over layers and dims, averaged over the texts of all columns. The anchor token and padding are not compared,
     and m, of which `token_shares` are shares, does not count them; the loss of a text without other tokens is 0. Eqs.
-    6 and 13 both sum over the dims; we read them as one sum.
+    6 and 13 both sum over the dims; we read them as one sum. P_i, which has no layer in the paper, is one per layer.
 
     Args:
         grid ([`Grid`]): Layers x dims. The largest dim is the teacher and must be the backbone's hidden size.
@@ -79,7 +79,7 @@ class SIA(TokenGridObjective):
             raise ValueError(f"SIA needs a temperature above 0, not {temperature}, and weights of 0 or more.")
         self.temperature, self.smallest_token_count = temperature, smallest_token_count
         self.weights = {"attention": attention_weight, "cka": cka_weight}
-        # P_i of all dims stacked, one parameter per layer. Initialised with the first rows of the identity, so that
+        # P_i of all dims stacked. Initialised with the first rows of the identity, so that
         # the initial scores are those of the prefixes themselves; the paper does not specify the initialisation.
         start = torch.cat([torch.eye(dim, self.width) for dim in self.dims])
         self.projections = nn.ParameterDict(

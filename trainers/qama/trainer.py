@@ -63,8 +63,8 @@ class QAMAConfig(DistillationConfig):
         weights (`dict`, *optional*): Name of a term -> weight: sim, kl, rank, contrast, orthogonality, bottleneck,
             quantization, variance.
         level_weights (`dict`, *optional*): Nested dim -> weight of the similarity losses (sim, kl, rank, contrast) at
-            it, for every dim of the grid: with `weights`, the paper's w_l^(i). Default: in proportion to the square
-            root of the dim, as in the released code, but with a sum of 1.
+            it, for every dim of the grid. The paper's w_l^(i) is a matrix, of which only products with `weights` can
+            be set. Default: in proportion to the square root of the dim, as in the released code, but with sum 1.
         temperature (`float`, *optional*, defaults to 0.05): Temperature of the KL divergence.
         learning_rate (`float`, *optional*, defaults to 1e-3): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 256): Rows per device and step.
