@@ -132,6 +132,17 @@ class PublishingTrainer(NestedTrainer):
         super().save_modules(output_dir, state_dict)
         self.record().save(output_dir)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Refuses to skip batches of other data than those that were trained on."""
+        before = TrainingRecord.find(checkpoint) if checkpoint and not self.args.ignore_data_skip else None
+        for name in ("rows", "columns", "sets") if before is not None else ():
+            if (old := getattr(before, name)) != (new := getattr(self.record(), name)):
+                raise ValueError(
+                    f"{checkpoint} was trained on other data: {name} {old}, now {new}. Resume on the same, or pass it "
+                    "as the model of a new run."
+                )
+        super()._load_optimizer_and_scheduler(checkpoint)
+
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """As [`~transformers.Trainer.init_hf_repo`]; a new repository is private unless `hub_private_repo=False`."""
         if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
@@ -225,14 +236,9 @@ class PublishingTrainer(NestedTrainer):
                 logger.error(f"A push while training failed: {error}")
 
     def create_model_card(self, model_name: str | None = None, **kwargs: Any) -> None:
-        """
-        Write the card that [`~PublishingTrainer.push_to_hub`] publishes to `README.md` in `output_dir`, where the
-        model was saved.
-
-        Args:
-            model_name (`str`, *optional*): Name of the model. Default: `hub_model_id`, then the name of `output_dir`.
-            kwargs: As for [`~PublishingTrainer.push_to_hub`]; without `results`, the card shows none.
-        """
+        """Write the card that [`~PublishingTrainer.push_to_hub`] publishes to `README.md` in `output_dir`, where the
+        model was saved, with its arguments; without `results`, the card shows none. Default name: `hub_model_id`, then
+        the name of `output_dir`."""
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)

@@ -27,6 +27,31 @@ BATCH_SAMPLERS = {
     "batch_sampler": ("batch_sampler", "no_duplicates"),
     "multi_dataset_batch_sampler": ("proportional", "round_robin"),
 }
+# Options of transformers that would do nothing here, or something else.
+REFUSED = {
+    "label_smoothing_factor": "these losses have no labels to smooth",
+    "label_names": "the collator names its own columns",
+    "neftune_noise_alpha": "no noise is added to embeddings",
+    "use_liger_kernel": "its kernels do not fit these losses",
+    "auto_find_batch_size": "a smaller batch has fewer negatives; set mini_batch_size or a smaller batch",
+    "bf16_full_eval": "it would round the weights; bf16 also evaluates in 16 bits",
+    "fp16_full_eval": "it would round the weights; fp16 also evaluates in 16 bits",
+    "batch_eval_metrics": "compute_metrics gets all rows at once",
+    "include_for_metrics": "compute_metrics gets logits and labels",
+    "eval_use_gather_object": "rows are gathered as tensors",
+    "debug": "its hooks do not fit an encoder that is run layer by layer",
+    "parallelism_config": "set fsdp to divide a model",
+}
+
+
+class Token(str):
+    """A token that no pickle holds: transformers and its callbacks pickle whole arguments beside a model."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
 
 @described
@@ -48,7 +73,7 @@ class NestedTrainingArguments(TrainingArguments):
             shuffled. The order of the shards is shuffled, too. 0 reads shards and rows in their order.
 
     Raises:
-        ValueError: if the grid cannot be parsed, or one process would use several GPUs.
+        ValueError: if the grid cannot be parsed, one process would use several GPUs, or an option does not apply here.
     """
 
     objective_class: ClassVar[type[Objective]]
@@ -60,7 +85,13 @@ class NestedTrainingArguments(TrainingArguments):
     shuffle_buffer_size: int = 10_000
 
     def __post_init__(self) -> None:
+        for name, reason in REFUSED.items():
+            if getattr(self, name):
+                raise ValueError(f"{name} is not supported: {reason}.")
+        # An evaluation decides what is better: it knows the terms of the loss.
+        kept = {"greater_is_better": self.greater_is_better, "hub_token": self.hub_token and Token(self.hub_token)}
         super().__post_init__()
+        self.__dict__.update(kept)
         if self.n_gpu > 1:  # transformers would split the rows of a batch by nn.DataParallel, which keeps texts whole
             raise ValueError(
                 f"One process sees {self.n_gpu} GPUs: start one per GPU with torchrun or accelerate launch, or set "
@@ -72,12 +103,8 @@ class NestedTrainingArguments(TrainingArguments):
             Grid.parse(self.grid)
 
     def grid_for(self, config: EncoderConfig) -> Grid:
-        """
-        The grid to train on a model of this config.
-
-        Raises:
-            ValueError: if neither the arguments nor the model's config name a grid, or the grid is outside the model.
-        """
+        """The grid to train on a model of this config. ValueError if neither the arguments nor the config name one, or
+        if it is outside the model."""
         if self.grid is not None:
             return Grid.parse(self.grid).validate(config)
         if self.full_size_by_default:
@@ -97,18 +124,7 @@ class NestedTrainingArguments(TrainingArguments):
         return {name: getattr(self, name) for name in objective_class.argument_names() if name in names}
 
     def build_objective(self, grid: Grid) -> Objective:
-        """
-        Build the objective that this config describes.
-
-        Args:
-            grid ([`Grid`]): The granularities to train, from [`~NestedTrainingArguments.grid_for`].
-
-        Returns:
-            [`Objective`]
-
-        Raises:
-            ValueError: if an argument of the objective is out of range.
-        """
+        """Build the objective that this config describes, for the grid of [`~NestedTrainingArguments.grid_for`]."""
         return self.objective_class.for_grid(grid, **self.objective_arguments(self.objective_class))
 
 
@@ -208,14 +224,8 @@ class TextTrainingArguments(NestedTrainingArguments):
         return 1
 
     def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
-        """
-        A copy that takes everything that is not set from the settings of the model to train. It says in the log which
-        arguments differ from them.
-
-        Args:
-            settings ([`EmbeddingSettings`], *optional*): The model's settings, if it is an embedding model.
-            limit (`int`): The longest text that the model embeds.
-        """
+        """A copy that takes everything that is not set from the settings of the model to train, if it is an embedding
+        model, and the longest text that it embeds. It says in the log which arguments differ from them."""
         known = settings or EmbeddingSettings(pooling=self.default_pooling)
         found: dict[str, Any] = {"pooling": known.pooling}
         if known.projection is not None:
@@ -261,12 +271,7 @@ class TextTrainingArguments(NestedTrainingArguments):
         return {role: length for role, length in named.items() if length is not None}
 
     def roles_of(self, columns: Sequence[str]) -> dict[str, Role]:
-        """
-        Text column -> role of its texts.
-
-        Raises:
-            ValueError: if there are options for documents, but all texts are queries.
-        """
+        """Text column -> role of its texts. ValueError if there are options for documents, but all are queries."""
         roles: dict[str, Role] = {
             column: "query" if self.all_queries or column == columns[0] else "document" for column in columns
         }
@@ -281,13 +286,8 @@ class TextTrainingArguments(NestedTrainingArguments):
         return super().grid_for(config)
 
     def columns_of(self, *datasets: Any) -> list[str]:
-        """
-        The text columns to train on: `text_columns`, or those of the first dataset ([`text_columns_of`]). Methods
-        check their number.
-
-        Raises:
-            ValueError: if it is not clear from their names which columns have text.
-        """
+        """The text columns to train on: `text_columns`, or those of the first dataset ([`text_columns_of`]). Methods
+        check their number."""
         return self.text_columns if self.text_columns is not None else text_columns_of(self.all_columns(*datasets))
 
     def label_column_of(self, *datasets: Any) -> str | None:

@@ -22,10 +22,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def complete_checkpoints(output_dir: str | Path) -> list[str]:
-    """
-    The complete checkpoints in the output folder of a run, in their order. A checkpoint that was being written when
-    the run was killed is not complete.
-    """
+    """The complete checkpoints in the output folder of a run, in their order. A checkpoint that was being written when
+    the run was killed is not complete."""
     steps = {
         int(file.parent.name.removeprefix("checkpoint-")): str(file.parent)
         for file in Path(output_dir).glob(f"checkpoint-*/{TRAINER_STATE_NAME}")
@@ -35,12 +33,7 @@ def complete_checkpoints(output_dir: str | Path) -> list[str]:
 
 
 def last_checkpoint(output_dir: str | Path) -> str:
-    """
-    The last complete checkpoint in the output folder of a run.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The last complete checkpoint in the output folder of a run; ValueError if there is none."""
     found = complete_checkpoints(output_dir)
     if not found:
         raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
@@ -77,12 +70,8 @@ def with_weights(module: Module, state_dict: Mapping[str, torch.Tensor]) -> Modu
 
 
 def load_weights(model: PreTrainedModel, folder: str) -> None:
-    """
-    Load the weights in `folder` into `model`, also exits, paths and static table, by way of a second model.
-
-    Raises:
-        ValueError: if a file cannot be read, or a tensor is missing or has the wrong shape.
-    """
+    """Load the weights in `folder` into `model`, also exits, paths and static table, by way of a second model.
+    ValueError if a file cannot be read, or a tensor is missing or has the wrong shape."""
     with reading(f"The model in {folder}"):
         saved, info = type(model).from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 from typing import Any
 
+from datasets import IterableDataset
+from torch.utils.data import ConcatDataset
 from transformers import TrainingArguments
 
 from ...encode.columns import check_columns
@@ -22,10 +24,15 @@ def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The tr
 
     Raises:
         ValueError: if it is empty, or smaller than one batch and `dataloader_drop_last` drops smaller batches: an
-            epoch would have no step.
+            epoch would have no step; or if `train_sampling_strategy` cannot order its rows.
     """
     if dataset is None:
         return
+    if args.train_sampling_strategy != "random" and isinstance(dataset, IterableDataset | ConcatDataset):
+        raise ValueError(
+            f"train_sampling_strategy={args.train_sampling_strategy!r} orders the rows of one data set, not a stream "
+            "or several data sets, or for batch_sampler='no_duplicates': leave it out."
+        )
     batch = args.train_batch_size * args.world_size if args.dataloader_drop_last else 1
     if isinstance(dataset, Sized) and len(dataset) < batch:
         raise ValueError(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ...encode.states import unwrap_encoder
 from ...modeling import EmbeddingSettings
 from ...modeling.auto_m3bert import load_model
 from ...modeling.settings_m3bert import safetensors_only
+
+
+ONE_MODEL = "A trainer has one model: to search, make one for each trial and compare trainer.evaluate()['eval_loss']."
 
 
 def backbone_of(
@@ -21,31 +26,52 @@ def backbone_of(
 
     Args:
         model (`str`, [`~transformers.PreTrainedModel`], peft model or [`~sentence_transformers.SentenceTransformer`]):
-            Folder or Hub id, or a model in memory. Of a SentenceTransformer, the encoder is trained, with the settings
-            that the SentenceTransformer has.
+            Folder or Hub id, or a model in memory, which is trained in place. Of a SentenceTransformer, a copy of the
+            encoder is trained, with the settings that the SentenceTransformer has.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer. Default: that of the folder,
             Hub id or SentenceTransformer.
         auto_class (`type`): What loads a folder or Hub id, such as [`~transformers.AutoModel`].
-        peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole model.
+        peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole model, on
+            a copy of a model in memory.
 
     Raises:
-        ValueError: if there is no tokenizer, or `peft_config` is passed for a model that has an adapter.
+        ValueError: if there is no tokenizer or no model, if `peft_config` is passed for a model that has an adapter,
+            or if the embeddings fit neither the tokenizer nor, with an adapter, the model that it is of.
     """
+    if model is None or (callable(model) and not isinstance(model, nn.Module)):
+        raise ValueError(ONE_MODEL)
+    if peft_config is not None and isinstance(model, PreTrainedModel):
+        model = copy.deepcopy(model)
     if isinstance(model, str | os.PathLike):
         model = os.fspath(model)
         tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(model)
         model = load_model(model, auto_class, **safetensors_only(model))
     elif isinstance(encoder := getattr(model, "transformers_model", None), PreTrainedModel):
-        encoder.embedding_settings = EmbeddingSettings.of_sentence_transformer(model)
-        tokenizer, model = tokenizer if tokenizer is not None else model.tokenizer, encoder
+        settings = EmbeddingSettings.of_sentence_transformer(model)
+        tokenizer, model = tokenizer if tokenizer is not None else model.tokenizer, copy.deepcopy(encoder)
+        model.embedding_settings = settings
     if tokenizer is None and (name := getattr(model.config, "name_or_path", None)):
         tokenizer = AutoTokenizer.from_pretrained(name)
     if tokenizer is None:
         raise ValueError("The model has no name to find its tokenizer by: pass processing_class.")
-    if peft_config is None:
-        return model, tokenizer
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError("peft_config makes a new adapter, but the model has one: pass one of them.")
-    from peft import get_peft_model
+    rows = model.get_input_embeddings().num_embeddings
+    image = getattr(tokenizer, "image_token", None)  # of Gemma: no text has it
+    if new := sorted(token for token, row in tokenizer.get_vocab().items() if row >= rows and token != image):
+        raise ValueError(
+            f"The model has {rows} embeddings, none for the token(s) {', '.join(new[:3])}: call "
+            "model.resize_token_embeddings(len(tokenizer)) before training."
+        )
+    if peft_config is not None:
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError("peft_config makes a new adapter, but the model has one: pass one of them.")
+        from peft import get_peft_model
 
-    return get_peft_model(model, peft_config), tokenizer
+        model = get_peft_model(model, peft_config)
+    if not isinstance(model, PreTrainedModel) and (name := unwrap_encoder(model).config.name_or_path):
+        stored = PreTrainedConfig.get_config_dict(name)[0].get("vocab_size", rows)
+        if stored != rows:
+            raise ValueError(
+                f"The adapter would fit no published model: {name} has {stored} token embeddings, and this model "
+                f"{rows}. Save the resized model and its tokenizer to a folder, and train on that."
+            )
+    return model, tokenizer

@@ -47,22 +47,25 @@ class TermMeter:
 
     def __init__(self) -> None:
         self.sums: dict[Term, torch.Tensor] = {}
-        self.count = 0
+        self.count = 0.0
         self.last_step: int | None = None
 
-    def add(self, terms: Mapping[Term, torch.Tensor], scale: float = 1.0, step: int | None = None) -> None:
-        """Add terms. All calls with the same `step` (its accumulated batches) count as one."""
+    def add(self, terms: Terms, scale: float = 1.0, step: int | None = None, rows: float = 1.0) -> None:
+        """Add the terms of a batch of `rows`. Calls with the same `step` (its accumulated batches) count as one."""
         for term, value in terms.items():
-            self.sums[term] = self.sums.get(term, 0.0) + value * scale
+            self.sums[term] = self.sums.get(term, 0.0) + value * (scale * rows)
         if step is None or step != self.last_step:
-            self.count += 1
+            self.count += rows
         self.last_step = step
 
     def pop(self, accelerator: Any) -> dict[str, float]:
-        """Return name of each term -> mean over steps and processes, and reset the sums."""
-        reduced = accelerator.reduce(self.sums, reduction="mean") if self.sums else {}
-        means = {str(term): (value / self.count).item() for term, value in reduced.items()}
-        self.sums, self.count, self.last_step = {}, 0, None
+        """Return name of each term -> mean over steps or rows, and processes, and reset the sums."""
+        means = {}
+        if self.sums:
+            names, sums = list(map(str, self.sums)), list(self.sums.values())
+            *sums, count = accelerator.reduce([*sums, sums[0].new_tensor(self.count)], reduction="mean")
+            means = {name: (value / count).item() for name, value in zip(names, sums, strict=True)}
+        self.sums, self.count, self.last_step = {}, 0.0, None
         return means
 
 
@@ -154,14 +157,8 @@ class Objective(nn.Module):
 
     @classmethod
     def for_grid(cls, grid: Grid, **arguments: Any) -> Self:
-        """
-        Build the objective for a model that is trained at `grid`. An objective that uses other granularities (a few
-        layers, a chain) derives them from `grid` here.
-
-        Args:
-            grid ([`Grid`]): The trained granularities.
-            arguments: Arguments named in [`~Objective.argument_names`].
-        """
+        """Build the objective for a model that is trained at `grid`, from arguments of [`~Objective.argument_names`].
+        An objective that uses other granularities (a few layers, a chain) derives them from `grid` here."""
         return cls(grid, **arguments)
 
     @classmethod
@@ -193,13 +190,8 @@ class Objective(nn.Module):
         return self.pooling is None
 
     def validate(self, config: EncoderConfig) -> None:
-        """
-        Check that a backbone of this config has the granularities of the objective.
-
-        Raises:
-            ValueError: if a granularity is outside the model or has a precision, or a required full size is missing
-                from the grid.
-        """
+        """Check that a backbone of this config has the granularities of the objective: ValueError if one is outside
+        the model or has a precision, or a required full size is missing from the grid."""
         self.grid.validate(config)
         (full,) = Grid.full_size(config)
         if self.needs_full_size and full not in self.grid:

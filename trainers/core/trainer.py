@@ -8,10 +8,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from accelerate.utils import recursively_apply
 from datasets import IterableDataset
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -19,18 +22,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from ...encode.durable import replacing_files, writing
 from ...encode.granularity import Grid
 from ...encode.packed_rows import is_flash
 from ...encode.projection import Projection
-from ...encode.ranks import wait_for_all_ranks, world_size
+from ...encode.ranks import RankRows, rank, wait_for_all_ranks, world_size
 from ...encode.states import check_pooling, unwrap_encoder
 from ...modeling.modeling_elastic import Elasticity, resolve_size
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of, reading
 from .dataset_checks import require_one_batch
+from .given import ONE_MODEL
 from .model import NestedModel, columns_of
 from .objective import Objective, Term, TermMeter
 from .streams import Epochs
@@ -48,7 +53,9 @@ class NestedTrainer(Trainer):
     Trains a backbone with an [`Objective`]. Differences from [`~transformers.Trainer`]:
 
     - The model is wrapped together with its objective ([`NestedModel`]).
-    - Each term of the loss is logged and evaluated in addition to the loss.
+    - Each term of the loss is logged and evaluated in addition to the loss. As `metric_for_best_model`, the lowest is
+      the best.
+    - An evaluation reads each row once, in batches of nearly equal size. It reads a stream into memory.
     - A loss that is not finite stops the run before the update.
     - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
       separate file, which [`~NestedTrainer.save_model`] does not write.
@@ -102,6 +109,8 @@ class NestedTrainer(Trainer):
     ):
         if kwargs.get("compute_metrics") is not None and not self.gives_logits:
             raise ValueError("compute_metrics needs logits, which this trainer does not have: pass evaluator=.")
+        if kwargs.get("compute_loss_func") is not None:
+            raise ValueError("compute_loss_func would replace the objective: pass objective=.")
         check_objective(objective, unwrap_encoder(model).config, projection)
         attention = unwrap_encoder(model).config._attn_implementation
         if is_flash(attention) and unwrap_encoder(model).dtype == torch.float32 and not (args.bf16 or args.fp16):
@@ -110,6 +119,7 @@ class NestedTrainer(Trainer):
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)
         self.columns = columns
+        self._encoder = model
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._finite: dict[Term | None, torch.Tensor] = {}
         self._is_checkpoint = False
@@ -151,9 +161,23 @@ class NestedTrainer(Trainer):
         """The projection that is trained with the model, if there is one."""
         return self.nested.projection
 
+    @property
+    def callback_handler(self) -> Any:
+        """The callbacks, which get the model that they can save, count or encode with, without its objective."""
+        self._callback_handler.model = self._encoder
+        return self._callback_handler
+
+    @callback_handler.setter
+    def callback_handler(self, handler: Any) -> None:
+        self._callback_handler = handler
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self.declare_grid()
         return super().train(*args, **kwargs)
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: the objective and the texts belong to the model and the arguments of one trainer."""
+        raise ValueError(ONE_MODEL)
 
     def declare_grid(self) -> None:
         """Write the trained grid into the backbone's config. Does nothing for a model with a projection, whose grid
@@ -164,18 +188,22 @@ class NestedTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         if not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
-        args = self.args
-        seed = args.data_seed if args.data_seed is not None else args.seed
-        return DataLoader(  # not prepared by accelerate, which would divide the rows of each rank once more
-            Epochs(self.train_dataset, args.shuffle_buffer_size, seed),
-            batch_size=self._train_batch_size,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="Training"),
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        rows = Epochs(self.train_dataset, self.args.shuffle_buffer_size, seed)
+        return self.loader(rows, "Training", batch_size=self._train_batch_size)
+
+    def loader(self, rows: Any, description: str, **batches: Any) -> DataLoader:
+        """A loader that accelerate does not prepare, which divides the rows of each rank again, or repeats some."""
+        return DataLoader(
+            rows,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description=description),
             # The seed of the workers is drawn from here, so that resuming leaves the global generator unchanged.
             generator=torch.Generator(),
-            num_workers=args.dataloader_num_workers,
-            pin_memory=args.dataloader_pin_memory,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            multiprocessing_context=args.dataloader_multiprocessing_context,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+            **batches,
         )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -239,15 +267,15 @@ class NestedTrainer(Trainer):
         terms = {term: value.detach().float() for term, value in outputs["terms"].items()}
         if model.training:
             self._watch(loss, terms)
-        if not model.training:
-            self.eval_terms.add(terms)
-        elif num_items_in_batch is not None and self.model_accepts_loss_kwargs:
-            # Each value is a share of one mean over the whole step: sum over its batches and over devices.
-            self.train_terms.add(terms, scale=world_size(), step=self.state.global_step)
+            # With a number of items, each value is a share of one mean over the whole step: sum over batches, devices.
+            shares = num_items_in_batch is not None and self.model_accepts_loss_kwargs
+            devices = world_size() if self.args.average_tokens_across_devices else 1
+            scale = devices if shares else 1 / self.current_gradient_accumulation_steps
+            self.train_terms.add(terms, scale, self.state.global_step)
         else:
-            self.train_terms.add(
-                terms, scale=1 / self.current_gradient_accumulation_steps, step=self.state.global_step
-            )
+            own = find_batch_size(inputs) or 1
+            rows = own if self.model_accepts_loss_kwargs else sum(RankRows.of(own, loss.device).counts) / world_size()
+            self.eval_terms.add({**terms, Term("loss"): loss.detach().float()}, rows=rows)
         return (loss, outputs) if return_outputs else loss
 
     def _watch(self, loss: torch.Tensor, terms: Mapping[Term, torch.Tensor]) -> None:
@@ -277,9 +305,16 @@ class NestedTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         if eval_dataset is None and self.eval_dataset is None and self.evaluator is not None:
-            # No loss is evaluated. The loader draws a seed, which must not come from the generator of the training.
-            return DataLoader([], generator=torch.Generator())  # type: ignore[arg-type]
+            return self.loader([], "Evaluation")  # no loss is evaluated
         return super().get_eval_dataloader(eval_dataset)
+
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, *others: Any, is_training: bool = False, **kwargs: Any
+    ) -> Any:
+        if is_training:
+            return super()._get_dataloader(dataset, description, batch_size, *others, is_training=True, **kwargs)
+        rows = list(dataset) if isinstance(dataset, IterableDataset) else dataset
+        return self.loader(rows, description, batch_sampler=even_batches(len(rows), batch_size))
 
     def quality(self) -> dict[str, float]:
         """Hook that runs the evaluator: name -> value, the same on all processes."""
@@ -305,17 +340,23 @@ class NestedTrainer(Trainer):
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         self.eval_terms = TermMeter()
+        self.gather_function = partial(
+            recursively_apply, lambda part: RankRows.of(len(part), part.device).gather(part)
+        )
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means = self.eval_terms.pop(self.accelerator)
-        broken = [name for name, value in means.items() if not math.isfinite(value)]
+        means = {f"{metric_key_prefix}_{name}": mean for name, mean in self.eval_terms.pop(self.accelerator).items()}
+        broken = [name.removeprefix(f"{metric_key_prefix}_") for name in means if not math.isfinite(means[name])]
         if broken:
             raise ValueError(f"The evaluation loss is not finite (terms: {', '.join(broken)}).")
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in means.items()})
+        output.metrics.update(means)
         names = [f"eval_{name}" for name in self.eval_dataset] if isinstance(self.eval_dataset, dict) else []
         if self.evaluator is not None and metric_key_prefix not in names[1:]:  # once, not for each data set
             prefix, start = "eval" if metric_key_prefix in names else metric_key_prefix, time.perf_counter()
             found = {**self.quality(), "evaluator_runtime": time.perf_counter() - start}
             output.metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
+        best = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
+        if self.args.greater_is_better is None and best in output.metrics:
+            self.args.greater_is_better = best not in means and not best.endswith("loss")
         return output
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -351,14 +392,8 @@ class NestedTrainer(Trainer):
             (draft / TRAINING_ARGS_FILE).write_text(self.args.to_json_string(), encoding="utf-8")
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """
-        Hook that writes further files next to the backbone: the training record and the modules of
-        sentence-transformers, in trainers that publish models. Writes nothing here.
-
-        Args:
-            output_dir (`str`): Folder of the checkpoint.
-            state_dict (`Mapping[str, torch.Tensor]`): Whole weights of [`NestedModel`].
-        """
+        """Hook that writes further files next to the backbone, from the whole weights of [`NestedModel`]: the training
+        record and the modules of sentence-transformers, in trainers that publish models. Writes nothing here."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:
@@ -387,6 +422,17 @@ class NestedTrainer(Trainer):
             self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
+def even_batches(rows: int, size: int) -> list[list[int]]:
+    """The rows of this rank in each batch of an evaluation: all rows once, in batches of all ranks that differ by one
+    row at most, so that no last batch has a single row, which a contrastive loss has nothing to compare with. A rank
+    has at most `size` rows, or two where one each would leave some rank without."""
+    batches = min(math.ceil(rows / (size * world_size())), rows // world_size())
+    if not batches:
+        raise ValueError(f"The evaluation data has {rows} rows, too few for {world_size()} process(es).")
+    parts = np.array_split(np.arange(rows), batches)
+    return [np.array_split(part, world_size())[rank()].tolist() for part in parts]
+
+
 def check_objective(objective: Objective, config: Any, projection: Projection | None) -> None:
     """Check before training that a model has what the objective reads, and that it could be saved with the grid."""
     if projection is not None:
@@ -411,12 +457,8 @@ def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Paramete
 
 
 def declare_grid(config: Any, grid: Grid) -> None:
-    """
-    Write the trained grid into a model's config, under the names that m3BERT and inference engines read.
-
-    Raises:
-        ValueError: if the config's default granularity is not in the grid.
-    """
+    """Write the trained grid into a model's config, under the names that m3BERT and inference engines read. ValueError
+    if the config's default granularity is not in the grid."""
     config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
     resolve_size(config)
     if config.model_type != "m3bert":  # which derives these two

@@ -39,7 +39,8 @@ class EmbeddingTrainer(PublishingTrainer):
 
     Args:
         model (`str`, [`~transformers.PreTrainedModel`], peft model or [`~sentence_transformers.SentenceTransformer`]):
-            The encoder, or its folder or Hub id.
+            The encoder, or its folder or Hub id. A model in memory is trained in place; a SentenceTransformer, and a
+            model that gets a new adapter, stay as they are.
         args ([`TextTrainingArguments`]): Training arguments; `args.build_objective` makes the objective.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of the encoder. Default:
             the one beside the encoder.
@@ -128,6 +129,13 @@ class EmbeddingTrainer(PublishingTrainer):
         if not isinstance(self.train_dataset, NamedDatasets):
             return super().get_train_dataloader()
         return batch_loader(self.train_dataset, self.data_collator, self.args, self._train_batch_size)
+
+    def declare_grid(self) -> None:
+        """Also give the encoder in memory the settings that it is trained with, and the projection in training."""
+        super().declare_grid()
+        if self.nested.objective.layers and not self.is_fsdp_enabled:
+            settings = replace(self.settings(self.nested.state_dict()), projection=self.projection)
+            unwrap_encoder(self.backbone).embedding_settings = settings
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Write the settings of the embedding model next to the backbone, as modules of sentence-transformers."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
 import pytest
+from accelerate.parallelism_config import ParallelismConfig
+from transformers import TrainingArguments
 
 from m3bert.trainers import (
     ContrastiveConfig,
@@ -15,6 +22,7 @@ from m3bert.trainers import (
     SimCSEConfig,
     StarbucksConfig,
 )
+from m3bert.trainers.core.arguments import REFUSED
 from tests.conftest import tiny_config
 from tests.trainers.tiny_run import arguments
 
@@ -86,3 +94,41 @@ def test_a_config_builds_its_objective_from_its_own_fields(tmp_path, quiet_argum
             assert objective.pairs == Grid.parse(grid).pairs(value)
         else:
             assert getattr(objective, ATTRIBUTES.get(name, name)) == value
+
+
+SET = {
+    "label_smoothing_factor": 0.1,
+    "label_names": ["labels"],
+    "neftune_noise_alpha": 5.0,
+    "use_liger_kernel": True,
+    "auto_find_batch_size": True,
+    "bf16_full_eval": True,
+    "fp16_full_eval": True,
+    "batch_eval_metrics": True,
+    "include_for_metrics": ["inputs"],
+    "eval_use_gather_object": True,
+    "debug": "underflow_overflow",
+    "parallelism_config": ParallelismConfig(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_that_would_mean_something_else_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"^{name} is not supported: {re.escape(REFUSED[name])}.$"):
+        arguments(tmp_path, **{name: SET[name]})
+
+
+def test_the_docs_say_of_every_option_of_transformers_what_it_is_here():
+    text = Path(__file__).parents[3].joinpath("docs", "train.md").read_text(encoding="utf-8")
+    section = text.split("## Options of transformers")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.MULTILINE)
+    said = {name: here for names, here in rows for name in re.findall("`([^`]+)`", names)}
+    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
+    found = {name: [pattern for pattern in said if fnmatch(name, pattern)] for name in fields}
+    assert {name: patterns for name, patterns in found.items() if len(patterns) != 1} == {}
+    assert {pattern for patterns in found.values() for pattern in patterns} == said.keys()
+    assert (
+        {name for name, here in said.items() if here == "refused"} - {"liger_kernel_config"}
+        == REFUSED.keys()
+        == SET.keys()
+    )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, PeftModel
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, Trainer, TrainerCallback
 
+from m3bert.modeling import EmbeddingSettings
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, Teacher
 from tests.conftest import quiet, write_modules
-from tests.trainers.tiny_run import quiet_model
+from tests.trainers.tiny_run import quiet_model, weights
 
 
 @pytest.fixture
@@ -89,3 +93,124 @@ def test_what_would_train_on_the_wrong_rows_or_on_none_is_refused(folder, pairs,
         ContrastiveTrainer(folder, args, train_dataset=pairs.select(range(7)))
     args = ContrastiveConfig(**options(tmp_path, dataloader_drop_last=False))
     assert ContrastiveTrainer(folder, args, train_dataset=pairs.select(range(7))).train().global_step == 1
+
+
+def lora():
+    return LoraConfig(r=2, target_modules="all-linear")
+
+
+CHANGED = {"pooling": "mean", "query_prompt": "open ", "projection_dim": 8, "grid": "6x8", "learning_rate": 0.1}
+
+
+def in_memory(kind, folder):
+    """A model as a user has it in memory, and its encoder."""
+    if kind == "SentenceTransformer":
+        model = pytest.importorskip("sentence_transformers").SentenceTransformer(
+            str(folder), trust_remote_code=True, device="cpu"
+        )
+        return model, model.transformers_model
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    return model, model
+
+
+@pytest.mark.parametrize("kind", ["SentenceTransformer", "with a new adapter", "model"])
+def test_what_was_passed_is_the_trained_model_as_a_whole_or_untouched(folder, pairs, tmp_path, kind):
+    model, encoder = in_memory(kind, folder)
+    before, settings = weights(model), copy.deepcopy(EmbeddingSettings.of(encoder))
+    args = ContrastiveConfig(**(options(tmp_path) | CHANGED))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    trainer = ContrastiveTrainer(model, args, tokenizer, pairs, peft_config=lora() if "adapter" in kind else None)
+    trainer.train()
+    if kind == "model":
+        found = EmbeddingSettings.of(model)
+        assert (found.pooling, found.prompts) == ("mean", {"query": "open "})
+        torch.testing.assert_close(found.projection.weight, trainer.projection.weight, rtol=0, atol=0)
+        assert model is trainer.backbone
+        assert not torch.equal(model.embed_tokens.weight, before["embed_tokens.weight"])
+        return
+    after = weights(model)
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    assert EmbeddingSettings.of(encoder) == settings
+    assert getattr(encoder.config, "matryoshka_dims", []) != [8]
+
+
+class Saving(TrainerCallback):
+    """Does what reporters do: keeps the model it is given, and saves it with a Trainer of its own at the end."""
+
+    def __init__(self, folder):
+        self.folder, self.models = folder, set()
+
+    def on_event(self, args, state, control, model=None, **kwargs):
+        self.models.add(id(model))
+
+    on_train_begin = on_step_end = on_log = on_evaluate = on_save = on_prediction_step = on_event
+
+    def on_train_end(self, args, state, control, model=None, processing_class=None, **kwargs):
+        self.on_event(args, state, control, model=model)
+        other = copy.deepcopy(args)
+        assert other.hub_token == "hf_secret"
+        Trainer(args=other, model=model, processing_class=processing_class, eval_dataset=["x"]).save_model(self.folder)
+
+
+@pytest.mark.parametrize("kind", ["m3bert", "bert", "adapter"])
+def test_callbacks_get_a_model_that_saves_what_loads_and_no_token(folder, pairs, tmp_path, kind):
+    if kind == "bert":
+        small = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 37}
+        BertModel(BertConfig(vocab_size=99, **small)).save_pretrained(folder)
+    callback = Saving(str(tmp_path / "reported"))
+    changes = {"hub_token": "hf_secret", "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
+    changes |= CHANGED if kind == "m3bert" else {}
+    trainer = ContrastiveTrainer(
+        folder,
+        ContrastiveConfig(**(options(tmp_path, save_steps=1) | {"save_strategy": "steps"} | changes)),
+        train_dataset=pairs,
+        eval_dataset=pairs,
+        peft_config=lora() if kind == "adapter" else None,
+        callbacks=[callback],
+    )
+    trainer.train()
+    assert callback.models == {id(trainer.backbone)}
+    assert not any(b"hf_secret" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    loaded = AutoModel.from_pretrained(folder if kind == "adapter" else callback.folder, trust_remote_code=True)
+    loaded = weights(PeftModel.from_pretrained(loaded, callback.folder) if kind == "adapter" else loaded)
+    for name, tensor in weights(trainer.backbone).items():
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0, msg=name)
+    if kind == "m3bert":
+        found = EmbeddingSettings.read(callback.folder)
+        assert (found.pooling, found.prompts) == ("mean", {"query": "open "})
+        torch.testing.assert_close(found.projection.weight, trainer.projection.weight, rtol=0, atol=0)
+
+
+def test_what_is_not_one_model_that_reads_all_tokens_is_refused(folder, pairs, tmp_path):
+    args = ContrastiveConfig(**options(tmp_path))
+    for none in ({"model": None, "model_init": lambda: folder}, {"model": lambda trial: folder}):
+        with pytest.raises(ValueError, match="make one for each trial and compare"):
+            ContrastiveTrainer(args=args, train_dataset=pairs, **none)
+    with pytest.raises(ValueError, match="make one for each trial and compare"):
+        ContrastiveTrainer(folder, args, train_dataset=pairs).hyperparameter_search()
+    model, tokenizer = AutoModel.from_pretrained(folder, trust_remote_code=True), AutoTokenizer.from_pretrained(folder)
+    rows = model.get_input_embeddings().num_embeddings
+    new = [f"new{index}" for index in range(rows + 2 - len(tokenizer))]
+    tokenizer.add_tokens(new)
+    with pytest.raises(ValueError, match=rf"{rows} embeddings, none for the token\(s\) {new[-2]}, {new[-1]}: call"):
+        ContrastiveTrainer(model, args, tokenizer, pairs)
+    model.resize_token_embeddings(len(tokenizer))
+    with pytest.raises(ValueError, match=f"has {rows} token embeddings, and this model {rows + 2}. Save the resized"):
+        ContrastiveTrainer(model, args, tokenizer, pairs, peft_config=lora())
+    model.save_pretrained(tmp_path / "resized")
+    tokenizer.save_pretrained(tmp_path / "resized")
+    trainer = ContrastiveTrainer(tmp_path / "resized", args, train_dataset=pairs, peft_config=lora())
+    trainer.train()
+    trainer.save_model(str(tmp_path / "adapter"))
+    model = AutoModel.from_pretrained(tmp_path / "resized", trust_remote_code=True)
+    loaded = PeftModel.from_pretrained(model, tmp_path / "adapter")
+    assert loaded.get_input_embeddings().num_embeddings == rows + 2
+
+
+def test_a_sampling_strategy_works_or_is_refused(folder, pairs, tmp_path):
+    for strategy in ("group_by_length", "batch_rebalance", "sequential"):
+        args = ContrastiveConfig(**options(tmp_path, train_sampling_strategy=strategy))
+        assert ContrastiveTrainer(folder, args, train_dataset=pairs).train().global_step == 1
+        for data in ({"a": pairs, "b": pairs}, IterableDataset.from_generator(lambda: iter(pairs))):
+            with pytest.raises(ValueError, match=f"{strategy}' orders the rows of one data set, not a stream"):
+                ContrastiveTrainer(folder, args, train_dataset=data)

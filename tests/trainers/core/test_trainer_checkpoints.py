@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
+from transformers import BertConfig, BertForMaskedLM, BertModel, EarlyStoppingCallback, PreTrainedModel
 
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers.core.checkpoints import complete_checkpoints, last_checkpoint, load_weights
@@ -118,7 +118,9 @@ def test_the_objectives_parameters_stay_in_checkpoints_and_out_of_what_is_saved(
     assert_same_weights(loaded, trainer.backbone)
 
 
-def test_the_best_checkpoint_comes_back(tiny_tokenizer, tmp_path):
+@pytest.mark.parametrize("metric", ["projected_6x32", "eval_projected_6x32", "loss"])
+def test_the_best_checkpoint_comes_back(tiny_tokenizer, tmp_path, metric):
+    """The lowest of a loss or of its term, for early stopping, too."""
     trainer = mlm_trainer(
         tiny_tokenizer,
         tmp_path,
@@ -130,13 +132,16 @@ def test_the_best_checkpoint_comes_back(tiny_tokenizer, tmp_path):
         save_strategy="steps",
         save_steps=1,
         load_best_model_at_end=True,
-        metric_for_best_model="projected_6x32",
-        greater_is_better=False,
+        metric_for_best_model=metric,
     )
+    stopping = EarlyStoppingCallback(early_stopping_patience=9)
+    trainer.add_callback(stopping)
     trainer.train()
-    losses = [entry["eval_projected_6x32"] for entry in trainer.state.log_history if "eval_projected_6x32" in entry]
+    metric = f"eval_{metric.removeprefix('eval_')}"
+    losses = [entry[metric] for entry in trainer.state.log_history if metric in entry]
     assert min(losses) < losses[-1], "the run must get worse for this test to say anything"
-    assert trainer.evaluate()["eval_projected_6x32"] == pytest.approx(min(losses), rel=1e-4)
+    assert stopping.early_stopping_patience_counter == 2 - losses.index(min(losses))
+    assert trainer.evaluate()[metric] == pytest.approx(min(losses), rel=1e-4)
 
 
 def test_an_adapter_trains_alone_and_is_saved_as_one(tiny_tokenizer, tmp_path):
