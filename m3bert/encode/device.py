@@ -45,7 +45,7 @@ class ComputeArguments:
         if self.compute_dtype not in DTYPES:
             raise ValueError(f"compute_dtype={self.compute_dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
         if self.compute_dtype == "float32" and self.attn_implementation is not None:
-            from .packed_rows import is_flash
+            from .states import is_flash
 
             if is_flash(self.attn_implementation):
                 name = self.attn_implementation

@@ -46,12 +46,6 @@ def check_packable(config: EncoderConfig) -> None:
         )
 
 
-def is_flash(attention: str) -> bool:
-    """Whether an attention of transformers is a flash attention, also as a kernel of the Hub. It computes in half
-    precision, and reads the boundaries of texts in one row in place of a mask."""
-    return "flash" in attention
-
-
 def document_positions(document_ids: torch.Tensor) -> torch.Tensor:
     """The position of every token in its document, counted from 0, `(rows, tokens)`. Padding counts as a document."""
     index = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)

@@ -25,7 +25,7 @@ from ..modeling.conversion_m3bert import OFFSET_POSITIONS
 from ..modeling.modeling_elastic import Elasticity, layer_list, resolve_size, view
 from ..modeling.settings_m3bert import POOLINGS, Pooling
 from .granularity import EncoderConfig
-from .packed_rows import DOCUMENTS, Flattened, check_packable, is_flash, packed_arguments
+from .packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
 
 
 def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
@@ -216,6 +216,12 @@ def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = 
     was published with."""
     limit = min(max_positions(config), tokenizer.model_max_length)
     return limit if published is None else min(published, limit)
+
+
+def is_flash(attention: str) -> bool:
+    """Whether an attention of transformers is a flash attention, also as a kernel of the Hub. It computes in half
+    precision, and reads the boundaries of texts in one row in place of a mask."""
+    return "flash" in attention
 
 
 def nested_states(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import yaml
+from transformers import BertConfig
 
 from benchmarks._kernels import Counts
+from m3bert.commands.recipes import find_recipe
 from m3bert.encode.numerics import blocks
-from m3bert.trainers import Grid, MultigranularMLM, NestedBatch, NestedStates
+from m3bert.trainers import Grid, MIPICConfig, MultigranularMLM, NestedBatch, NestedStates
 from m3bert.trainers.m3bert_mlm import losses as masked_lm
+from m3bert.trainers.mipic import losses as mipic
+from m3bert.trainers.shared import info_nce
+from tests.conftest import quiet
 
 
 def states_of(shape: tuple[int, ...], layers: list[int]) -> NestedStates:
@@ -33,6 +39,20 @@ def test_the_masked_lm_head_of_stage_1(monkeypatch):
         objective.total(terms).backward()
     assert counts.kernels.total() <= 3000
     assert counts.waits.total() <= 5
+
+
+def test_all_losses_of_mipic_for_bert(monkeypatch, tmp_path):
+    monkeypatch.setattr(mipic, "CPU_GRAM_NUMBERS", mipic.GRAM_NUMBERS)
+    monkeypatch.setitem(info_nce.TILE_SIZES, "cpu", info_nce.TILE_SIZES["cuda"])
+    recipe = yaml.safe_load(find_recipe("mipic_bert").read_text(encoding="utf-8"))
+    args = MIPICConfig(**quiet(tmp_path, **recipe))
+    objective = args.build_objective(args.grid_for(BertConfig()))
+    texts = {f"view {view}": states_of((16, 32, 768), objective.layers) for view in range(2)}
+    ids = dict.fromkeys(texts, torch.arange(16))
+    with Counts() as counts:
+        objective.total(objective(NestedBatch(texts, text_ids=ids))).backward()
+    assert counts.kernels.total() <= 2500
+    assert counts.waits.total() <= 2  # the longest text of each column
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from ...encode.durable import replacing_files, writing
 from ...encode.granularity import Grid
-from ...encode.packed_rows import is_flash
 from ...encode.projection import Projection
 from ...encode.ranks import RankRows, rank, wait_for_all_ranks, world_size
-from ...encode.states import check_pooling, unwrap_encoder
+from ...encode.states import check_pooling, is_flash, unwrap_encoder
 from ...modeling.modeling_elastic import Elasticity, resolve_size
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of, reading

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
-from ...encode.numerics import check_dims, no_autocast, precise
+from ...encode.numerics import blocks, check_dims, no_autocast, precise, segments, summed_from_the_longest
 
 
 # Tolerance for rounding errors: share * tokens may be slightly above the exact integer.
 ROUNDING = 1e-9
+# Numbers in the Gram matrices of prefixes at a time: about one CPU cache, or 0.5 GiB of float32.
+CPU_GRAM_NUMBERS = 2**19
+GRAM_NUMBERS = 2**27
 
 
 @torch.no_grad()
@@ -35,7 +38,10 @@ def token_importance(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tenso
 
 
 def prefix_attention_scores(
-    states: torch.Tensor, anchors: torch.Tensor, projections: Sequence[torch.Tensor]
+    states: Sequence[torch.Tensor],
+    anchors: Sequence[torch.Tensor],
+    projections: Sequence[torch.Tensor],
+    dims: Sequence[int],
 ) -> torch.Tensor:
     r"""
     [`token_importance`] from prefixes, which a learned map projects to all dims: `s_j = h_anchor . P_i^T h_j[:d_i]
@@ -43,24 +49,24 @@ def prefix_attention_scores(
     `(P_i h_anchor) . h_j[:d_i]`, one product for all dims.
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Hidden states of tokens of one layer. Carries
-            gradient.
-        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): Hidden state of each text's anchor token. Detached
-            here.
-        projections (`Sequence[torch.Tensor]`): One P_i of shape `(d_i, hidden_size)` per dim. Carry gradient.
+        states (`Sequence`): Of each layer, hidden states of tokens `(batch, tokens, hidden_size)`. Carry gradient.
+        anchors (`Sequence`): Of each layer, the hidden state of each text's anchor token `(batch, hidden_size)`.
+            Detached here.
+        projections (`Sequence`): Of each layer, P_i of all dims, stacked, `(sum(dims), hidden_size)`. Carry gradient.
+        dims (`Sequence[int]`): d_i.
 
     Returns:
-        `torch.Tensor` of shape `(batch, len(projections), tokens)`, in float32 or wider.
+        `torch.Tensor` of shape `(layers * batch, len(dims), tokens)`, in float32 or wider.
     """
-    states, anchors = precise(states), precise(anchors).detach()
-    width = states.shape[2]
-    with no_autocast(states):
+    keys, anchors = [precise(its) for its in states], [precise(its).detach() for its in anchors]
+    width = keys[0].shape[2]
+    with no_autocast(keys[0]):
+        products = [its @ maps.to(its.dtype).T for its, maps in zip(anchors, projections, strict=True)]
         # Queries are padded with zeros, because truncated states would need a gradient tensor of full size each.
-        queries = [
-            nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, width - len(projection)))
-            for projection in projections
-        ]
-        return torch.bmm(torch.stack(queries, dim=1) / width**0.5, states.transpose(1, 2))
+        queries = (torch.cat(products) / width**0.5).split(list(dims), dim=1)
+        padded = torch.stack([nn.functional.pad(query, (0, width - query.shape[1])) for query in queries], dim=1)
+        of_layers = padded.unflatten(0, (len(keys), -1))
+        return torch.cat([torch.bmm(query, its.mT) for query, its in zip(of_layers, keys, strict=True)])
 
 
 def attention_divergence(
@@ -109,6 +115,7 @@ def nested_token_counts(num_tokens: torch.Tensor, shares: Sequence[float], *, sm
     return torch.minimum(counts, num_tokens[:, None].double()).long()
 
 
+@torch.compiler.disable
 def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     r"""
     `1 - CKA` with a linear kernel between the prefixes and the full hidden states of the leading tokens (MIPIC,
@@ -130,25 +137,84 @@ def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    again = partial(checkpoint, _token_cka, use_reentrant=False, preserve_rng_state=False)
-    dims = check_dims(dims, states.shape[2])
-    return torch.stack([again(states, *each) for each in zip(counts.unbind(dim=1), dims, strict=True)], dim=1)
+    return _TokenCKA.apply(precise(states), counts, check_dims(dims, states.shape[2]))
 
 
-def _token_cka(states: torch.Tensor, counts: torch.Tensor, dim: int) -> torch.Tensor:
-    """`1 - CKA` of the first `counts` tokens of each text at one dim, `(batch,)`."""
-    states = precise(states[:, : int(counts.max()) if len(counts) else 0])
-    # The shift keeps digits where tokens share a large offset, and makes equal tokens exactly 0.
-    states = states - states[:, :1].detach()
-    kept = (torch.arange(states.shape[1], device=counts.device) < counts[:, None]).to(states.dtype)[:, :, None]
+class _TokenCKA(torch.autograd.Function):
+    """
+    With centred Gram matrices S of a prefix and T of all dims, divided by their norms s and t, CKA is `sum S T`, and
+    `d(1 - CKA) / dG = (CKA S - T) / s` for the Gram matrix G of the prefix before centring.
+    """
 
-    def gram(vectors: torch.Tensor) -> torch.Tensor:
-        vectors = vectors * kept
-        centred = (vectors - vectors.sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)) * kept
-        return torch.bmm(centred, centred.transpose(1, 2)).flatten(1)
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        ctx.dims = dims
+        ctx.save_for_backward(states, counts)
+        losses = [states.new_zeros(0, len(dims))]
+        for texts in _text_blocks(states, dims):
+            grams = _Grams.of(states[texts], counts[texts], dims)
+            losses.append(torch.where(grams.differ, 1 - grams.similarities, 0.0).T)
+        return torch.cat(losses)
 
-    with no_autocast(states):
-        student, teacher = gram(states[:, :, :dim]), gram(states.detach())
-        norms = torch.linalg.vector_norm(student, dim=1) * torch.linalg.vector_norm(teacher, dim=1)
-        differ = norms != 0  # true for NaN, which must not be hidden
-        return torch.where(differ, 1 - torch.linalg.vecdot(student, teacher) / torch.where(differ, norms, 1.0), 0.0)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (states, counts), parts = ctx.saved_tensors, segments(ctx.dims)
+        gradient = torch.zeros_like(states)
+        for texts in _text_blocks(states, ctx.dims):
+            grams = _Grams.of(states[texts], counts[texts], ctx.dims)
+            factors = torch.where(grams.differ, 2 * grad_outputs[0][texts].T / grams.norms, 0.0)
+            slopes = grams.students.mul_(grams.similarities[..., None, None]).sub_(grams.teachers)
+            slopes.mul_(factors[..., None, None])
+            with no_autocast(states):
+                for slope, part in zip(summed_from_the_longest(slopes.unbind()), parts, strict=True):
+                    gradient[texts, :, part] = torch.bmm(slope, grams.vectors[:, :, part])
+        return gradient, None, None
+
+
+def _text_blocks(states: torch.Tensor, dims: tuple[int, ...]) -> list[slice]:
+    """The texts whose Gram matrices are in memory at a time."""
+    numbers = CPU_GRAM_NUMBERS if states.device.type == "cpu" else GRAM_NUMBERS
+    return blocks(len(states), max(1, numbers // max(1, len(dims) * states.shape[1] ** 2)))
+
+
+class _Grams(NamedTuple):
+    """Gram matrices `(dims, texts, tokens, tokens)` of the leading tokens of texts, at prefixes and at all dims,
+    centred and divided by their norms; of each pair the norm of the first, whether neither norm is 0, and CKA,
+    `(dims, texts)`. `vectors` are the shifted hidden states."""
+
+    vectors: torch.Tensor
+    students: torch.Tensor
+    teachers: torch.Tensor
+    norms: torch.Tensor
+    differ: torch.Tensor
+    similarities: torch.Tensor
+
+    @classmethod
+    def of(cls, states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> Self:
+        tokens = torch.arange(states.shape[1], device=counts.device)
+        kept = (tokens < counts.T[:, :, None]).to(states.dtype)
+        # The shift keeps digits where tokens share a large offset, and makes equal tokens exactly 0.
+        vectors = (states - states[:, :1]) * kept.amax(dim=0)[:, :, None]
+        parts = segments(dims if dims[-1] == states.shape[2] else (*dims, states.shape[2]))
+        grams = states.new_zeros(len(parts) + 1, len(states), len(tokens), len(tokens))
+        with no_autocast(states):
+            for shorter, longer, part in zip(grams[:-1], grams[1:], parts, strict=True):
+                torch.baddbmm(shorter, vectors[:, :, part], vectors[:, :, part].mT, out=longer)
+            students, teachers = _centred(grams[1 : 1 + len(dims)], kept), _centred(grams[-1:], kept)
+            norms, teacher_norms = (torch.linalg.vector_norm(each, dim=(2, 3)) for each in (students, teachers))
+            differ = norms * teacher_norms != 0  # true for NaN, which must not be hidden
+            norms = torch.where(differ, norms, 1)
+            students.div_(norms[..., None, None])
+            teachers.div_(torch.where(differ, teacher_norms, 1)[..., None, None])
+            similarities = torch.linalg.vecdot(students.flatten(2), teachers.flatten(2))
+        return cls(vectors, students, teachers, norms, differ, similarities)
+
+
+def _centred(grams: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Gram matrices `(dims, texts, tokens, tokens)` of vectors that are centred over the kept tokens, 1 in `kept` of
+    shape `(dims, texts, tokens)`; 0 for other tokens."""
+    shares = kept / kept.sum(dim=2, keepdim=True).clamp(min=1)
+    means = torch.einsum("ntij,ntj->nti", grams.expand(len(kept), -1, -1, -1), shares)
+    rest = means - torch.linalg.vecdot(means, shares)[:, :, None]
+    return (grams - means[..., None]).sub_(rest[:, :, None]).mul_(kept[..., None]).mul_(kept[:, :, None])

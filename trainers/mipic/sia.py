@@ -94,30 +94,36 @@ class SIA(TokenGridObjective):
     def forward(self, batch: NestedBatch) -> Terms:
         texts = self.token_states(batch)
         rows = RankRows.of(len(texts[0].attention_mask), texts[0].attention_mask.device)
-        terms: Terms = {}
-        for layer in self.layers:
-            columns = [self.losses(text, layer) for text in texts]
-            for name, weight in self.weights.items():
-                if not weight:
-                    continue
-                means = rows.mean(torch.cat([losses[name] for losses in columns]))
-                for dim, loss in zip(self.dims, means.unbind(), strict=True):
-                    terms[self.term(Granularity(layer, dim), name, weight=weight)] = loss
-        return terms
+        columns = [self.losses(text) for text in texts]
+        means = {name: rows.mean(torch.cat([losses[name] for losses in columns])) for name in columns[0]}
+        return {
+            self.term(Granularity(layer, dim), name, weight=self.weights[name]): loss
+            for number, layer in enumerate(self.layers)
+            for name, its in means.items()
+            for dim, loss in zip(self.dims, its[number].unbind(), strict=True)
+        }
 
-    def losses(self, text: NestedStates, layer: int) -> dict[str, torch.Tensor]:
-        """The losses of one text column at one layer, `(batch, dims)` per kind."""
-        states, positions = text.layers[layer], text.anchor_token_positions()
+    def losses(self, text: NestedStates) -> dict[str, torch.Tensor]:
+        """The losses of one text column, `(batch, layers, dims)` per kind."""
+        positions, layers = text.anchor_token_positions(), self.layers
         others = text.attention_mask.bool().scatter(1, positions[:, None], False)
-        texts = torch.arange(len(states), device=states.device)[:, None]
-        anchors = states[texts[:, 0], positions]
-        importance = token_importance(states, anchors)
+        counts = nested_token_counts(others.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
+        most = int(counts.max())
+        texts = torch.arange(len(counts), device=counts.device)[:, None]
+        states = [text.layers[layer] for layer in layers]
+        anchors = [its[texts[:, 0], positions] for its in states]
+        importance = [token_importance(*each) for each in zip(states, anchors, strict=True)]
         losses = {}
         if self.weights["attention"]:
-            scores = prefix_attention_scores(states, anchors, self.projections[str(layer)].split(self.dims))
-            losses["attention"] = attention_divergence(scores, importance, others, temperature=self.temperature)
+            projections = [self.projections[str(layer)] for layer in layers]
+            losses["attention"] = attention_divergence(
+                prefix_attention_scores(states, anchors, projections, self.dims),
+                torch.cat(importance),
+                others.repeat(len(layers), 1),
+                temperature=self.temperature,
+            )
         if self.weights["cka"]:
-            counts = nested_token_counts(others.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
-            order = importance.masked_fill(~others, -torch.inf).topk(int(counts.max()), dim=1).indices
-            losses["cka"] = nested_token_cka(states[texts, order], counts, self.dims)
-        return losses
+            orders = [scores.masked_fill(~others, -torch.inf).topk(most, dim=1).indices for scores in importance]
+            chosen = torch.cat([its[texts, order] for its, order in zip(states, orders, strict=True)])
+            losses["cka"] = nested_token_cka(chosen, counts.repeat(len(layers), 1), self.dims)
+        return {name: its.unflatten(0, (len(layers), -1)).transpose(0, 1) for name, its in losses.items()}

@@ -167,7 +167,8 @@ class _Contrast:
         return norms.square_().cumsum(dim=0).clamp_(min=SMALLEST_NORM**2).rsqrt_()
 
     def subtract_norms_(self, gradient: torch.Tensor, vectors: torch.Tensor, factors: torch.Tensor) -> None:
-        """Subtract every prefix of `vectors` times its factor, `(dims, vectors)`, from a gradient, in place."""
+        """Subtract every prefix of `vectors` times its factor, `(dims, vectors)`, from a gradient. Changes the
+        factors."""
         for segment, total in zip(self.segments, summed_from_the_longest(factors.unbind()), strict=True):
             gradient[:, segment].addcmul_(vectors[:, segment], total[:, None], value=-1)
 

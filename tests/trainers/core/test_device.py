@@ -14,7 +14,7 @@ import transformers
 from transformers.utils.generic import is_flash_attention_requested
 
 from m3bert.encode.device import ComputeArguments, autocast, device_of, place
-from m3bert.encode.packed_rows import is_flash
+from m3bert.encode.states import is_flash
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import MultigranularMLM, NestedTrainer, nested_states
 from tests.conftest import padded_batch, tiny_config

@@ -48,7 +48,8 @@ def attention_losses(states, *projections, padding="right", temperature=0.3):
     """The functions as they are used together: the anchors are some of the states."""
     _, positions, tokens = masks(padding)
     anchors = states[torch.arange(len(states)), positions]
-    scores = prefix_attention_scores(states, anchors, projections)
+    dims = [len(each) for each in projections]
+    scores = prefix_attention_scores([states], [anchors], [torch.cat(projections)], dims)
     return attention_divergence(scores, token_importance(states, anchors), tokens, temperature=temperature)
 
 
