@@ -16,9 +16,24 @@ TAU = 0.1
 
 
 WIDTH, LAYERS = 8, (1, 2, 3)
-# Anchors 0 and 3 have the same positive, anchors 1 and 2 are the same text, a negative is 4's positive.
-EQUAL_TEXTS = {"anchor": [10, 11, 11, 13, 14], "positive": [20, 21, 22, 20, 24], "negative": [30, 24, 32, 33, 34]}
-NO_NEGATIVES = [(0, 3), (3, 0), (1, 2), (2, 1), (4, 6)]
+# Anchors 0 and 3 have the same positive, anchors 1 and 2 are the same text, and the positive of 1 is anchor 3. One
+# negative is 4's positive, and one its own anchor.
+EQUAL_TEXTS = {"anchor": [10, 11, 11, 13, 14], "positive": [20, 13, 22, 20, 24], "negative": [30, 24, 32, 13, 34]}
+
+
+def own_texts(anchors: list[int], positives: list[int], negatives: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """The pairs of a row and a candidate that is no negative of it: its text is the row's anchor or positive, or its
+    anchor is the row's anchor."""
+    texts, owners = [*positives, *negatives], [*anchors, *(None for _ in negatives)]
+    return [
+        (i, j)
+        for i, (anchor, positive) in enumerate(zip(anchors, positives, strict=True))
+        for j, (text, owner) in enumerate(zip(texts, owners, strict=True))
+        if j != i and (text in (anchor, positive) or owner == anchor)
+    ]
+
+
+NO_NEGATIVES = own_texts(*EQUAL_TEXTS.values())
 
 
 def batch_of(leaves: dict[int, list[torch.Tensor]], ids: dict[str, list[int]] | None = None) -> NestedBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
 class TextColumnsCollator:
     """
     Tokenises text columns. Each column becomes a batch of token ids under its own name, with `text_ids`: one number
-    per text, which is the same for equal token ids on every rank and in every run.
+    per text, which is the same for equal token ids without the prompt, on every rank and in every run.
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
@@ -107,15 +107,11 @@ class TextColumnsCollator:
             texts = [joined_text(row, column, self.separator) for row in rows]
             if not all(map(str.strip, texts)):
                 raise ValueError(f"Column {column!r} of a row has no text.")
-            encoded = self.tokenizer(
-                [self.prompts.get(column, "") + text for text in texts],
-                padding=True,
-                truncation=True,
-                max_length=self.max_lengths.get(column, self.max_length),
-                return_token_type_ids=False,
-                return_tensors="pt",
-            )
-            real = zip(encoded["input_ids"], encoded["attention_mask"].bool(), strict=True)
+            prompt, length = self.prompts.get(column, ""), self.max_lengths.get(column, self.max_length)
+            encode = partial(self.tokenizer, padding=True, truncation=True, max_length=length, return_tensors="pt")
+            encoded = encode([prompt + text for text in texts], return_token_type_ids=False)
+            bare = encode(texts) if prompt else encoded
+            real = zip(bare["input_ids"], bare["attention_mask"].bool(), strict=True)
             encoded["text_ids"] = torch.tensor([hash_of(ids[mask].numpy().tobytes()) for ids, mask in real])
             if self.teacher is not None:
                 encoded["teacher"] = self.teacher.of(texts)

@@ -38,7 +38,7 @@ class ContrastTargets:
         candidate_ids (`list[torch.Tensor]`, *optional*): For the positives and each column of hard negatives, the same
             ids of all candidates `(candidates, 2)`. Of a hard negative, which has no anchor, the second one is -1.
         equal_negatives (`torch.Tensor` of shape `(batch, hard negatives)`, *optional*): With `own_negatives`, mask of
-            the hard negatives that are equal to the positive of their row.
+            the hard negatives that are equal to a text of their pair.
     """
 
     rows: RankRows
@@ -61,7 +61,7 @@ class EmbeddingObjective(Objective):
         symmetric (`bool`, *optional*, defaults to `False`): Average two losses: that of each anchor among all
             candidates, and that of each positive among all anchors.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Exclude false negatives of an anchor: texts equal to
-            its own positive, and positives of an equal anchor. Needs the `text_ids` of a batch, which
+            itself or its own positive, and positives of an equal anchor. Needs the `text_ids` of a batch, which
             [`TextColumnsCollator`] makes; without them nothing is masked.
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
             `temperature` and never below 0.01.
@@ -136,13 +136,14 @@ class EmbeddingObjective(Objective):
             return ContrastTargets(rows, targets)
         anchors, positives, *negatives = batch.text_ids.values()
         own_ids = [torch.stack([positives, anchors], dim=1)]
+        equal = [(ids == positives) | (ids == anchors) for ids in negatives]
         own_ids += [torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1) for ids in negatives]
         return ContrastTargets(
             rows,
             targets,
             anchor_ids=own_ids[0],
             candidate_ids=own_ids if self.ring else [rows.gather(ids) for ids in own_ids],
-            equal_negatives=torch.stack([ids == positives for ids in negatives], dim=1) if negatives else None,
+            equal_negatives=torch.stack(equal, dim=1) if equal else None,
         )
 
     def contrast(
@@ -172,23 +173,25 @@ class EmbeddingObjective(Objective):
                 left_out=targets.equal_negatives,
             )
         if self.symmetric:
-            losses = (losses + self.info_nce(others[0], [anchors], dims, targets)) / 2
+            losses = (losses + self.info_nce(others[0], [anchors], dims, targets, reverse=True)) / 2
         return targets.rows.mean(losses)
 
     def info_nce(
-        self, anchors: torch.Tensor, columns: Sequence[torch.Tensor], dims: Sequence[int], targets: ContrastTargets
-    ) -> torch.Tensor:
+        self, anchors: torch.Tensor, columns: Sequence[torch.Tensor], dims: Sequence[int], targets: ContrastTargets,
+        reverse: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
         """InfoNCE `(batch, len(dims))` of this rank's anchors in one direction, with the candidates of all ranks:
-        `columns` of this rank, the first of which has the positives."""
-        ids = targets.candidate_ids
+        `columns` of this rank, the first of which has the positives. In `reverse`, those are the anchors."""
+        own, ids = targets.anchor_ids, targets.candidate_ids
+        text, query = (1, 0) if reverse else (0, 1)  # the third comparison is of a candidate with the query itself
         return nested_info_nce(
             anchors,
             torch.cat(list(columns) if self.ring else [targets.rows.gather(vectors) for vectors in columns]),
             dims=dims,
             temperature=self.temperature,
             targets=targets.positives,
-            anchor_ids=targets.anchor_ids,
-            candidate_ids=None if ids is None else torch.cat(ids[: len(columns)]),
+            anchor_ids=None if own is None else own[:, [text, query, query]],
+            candidate_ids=None if ids is None else torch.cat(ids[: len(columns)])[:, [text, query, text]],
             ring=targets.rows.ring(len(columns)) if self.ring else None,
         )
 

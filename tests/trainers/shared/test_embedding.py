@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from m3bert.trainers import Contrastive, Espresso, Grid, Matryoshka2d, SimCSE, Starbucks
-from tests.trainers.pooled_texts import EQUAL_TEXTS, NO_NEGATIVES, TAU, batch_of, info_nce
+from tests.trainers.pooled_texts import EQUAL_TEXTS, NO_NEGATIVES, TAU, batch_of, info_nce, own_texts
 from tests.trainers.tiny_run import named
 
 
-# As EQUAL_TEXTS, but the negative of the last row is its own positive.
-OWN_TEXTS = EQUAL_TEXTS | {"negative": [30, 31, 32, 33, 24]}
+REVERSED = own_texts(EQUAL_TEXTS["positive"], EQUAL_TEXTS["anchor"])
+# The negatives of the last two rows are their own anchor and positive.
+OWN_TEXTS = EQUAL_TEXTS | {"negative": [30, 31, 32, 13, 24]}
+EQUAL_TO_POSITIVES = own_texts(EQUAL_TEXTS["anchor"], EQUAL_TEXTS["positive"])
 
 
 def test_the_order_of_dims_and_layers_does_not_matter(leaves):
@@ -40,7 +42,7 @@ def test_a_mean_over_the_grid_is_the_sum_divided(leaves):
 def test_equal_texts_are_no_negatives(leaves):
     batch, (anchors, positives, _) = batch_of(leaves, EQUAL_TEXTS), leaves[3]
     forwards = info_nce(leaves[3], 8, NO_NEGATIVES)
-    backwards = info_nce([positives, anchors], 8, NO_NEGATIVES[:4])
+    backwards = info_nce([positives, anchors], 8, REVERSED)
     for changes, expected in (
         ({}, forwards),
         ({"mask_duplicates": False}, info_nce(leaves[3], 8)),
@@ -50,14 +52,17 @@ def test_equal_texts_are_no_negatives(leaves):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(("ids", "equal"), [(None, []), (OWN_TEXTS, [(0, 3), (3, 0), (1, 2), (2, 1), (4, 9)])])
+@pytest.mark.parametrize(
+    ("ids", "equal", "backwards"),
+    [(None, [], []), (OWN_TEXTS, [*EQUAL_TO_POSITIVES, (3, 8), (4, 9)], REVERSED)],
+)
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_own_negatives_are_those_of_their_row_alone(leaves, ids, equal, symmetric):
-    """Also in a ring, and not those that equal the positive; they play no part in the other direction."""
+def test_own_negatives_are_those_of_their_row_alone(leaves, ids, equal, backwards, symmetric):
+    """Also in a ring, and not those that equal a text of their pair; they play no part in the other direction."""
     others = [(row, 5 + other) for row, other in itertools.permutations(range(5), 2)]
     expected = info_nce(leaves[3], 8, others + equal)
     if symmetric:
-        expected = (expected + info_nce(leaves[3][1::-1], 8, equal[:4])) / 2
+        expected = (expected + info_nce(leaves[3][1::-1], 8, backwards)) / 2
     inputs = leaves[3]
     wanted = torch.autograd.grad(expected, inputs)
     for ring in (False, True):
