@@ -239,7 +239,7 @@ def _named(rows: Rows, place: str, part: str) -> Rows:
     Raises:
         ValueError: if there are no rows, or a row lacks a field. The message names the place.
     """
-    rows = [{"id": row["_id"], **row} if "_id" in row else row for row in rows]
+    rows = [{**row, "id": row["_id"]} if "_id" in row else row for row in rows]
     needed = {"query-id", "corpus-id"} if part == "qrels" else {"id", "text"}
     if lacking := [row for row in rows or [{}] if not row.keys() >= needed]:
         fields = ", ".join(lacking[0]) or "none"

@@ -153,38 +153,50 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
     """
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
     documents or queries that are not there are counted in a warning. Without a score, a judgement says "relevant".
+    What is listed several times counts once, and must say the same each time.
     """
-    corpus, queries, qrels = (read(part) for part in ("corpus", "queries", "qrels"))
-    position = {str(row["id"]): index for index, row in enumerate(corpus)}
-    known = {str(row["id"]) for row in queries}
+    documents, queries = (
+        _once(((str(row["id"]), text_of(row)) for row in read(part)), f"{part}: the texts of id {{!r}}")
+        for part, text_of in (("corpus", _document), ("queries", lambda row: row["text"] or ""))
+    )
+    judged = [((str(row["query-id"]), str(row["corpus-id"])), float(row.get("score", 1))) for row in read("qrels")]
+    unknown = {
+        "documents": [document for (_, document), _ in judged if document not in documents],
+        "queries": [query for (query, _), _ in judged if query not in queries],
+    }
+    position = {name: index for index, name in enumerate(documents)}
     relevant: dict[str, dict[int, float]] = {}
-    unknown: dict[str, list[str]] = {"documents": [], "queries": []}
-    for row in qrels:
-        query, document = str(row["query-id"]), str(row["corpus-id"])
-        if document not in position:
-            unknown["documents"].append(document)
-        if query not in known:
-            unknown["queries"].append(query)
-        if document in position and query in known and (grade := float(row.get("score", 1))) > 0:
+    for (query, document), grade in _once(judged, "qrels: the scores of query and document {!r}").items():
+        if grade > 0 and query in queries and document in documents:
             relevant.setdefault(query, {})[position[document]] = grade
     for what, ids in unknown.items():
         if ids:
-            named = f"{len(ids)} of {len(qrels)} qrels name unknown {what} ({first_of(ids)})"
+            named = f"{len(ids)} of {len(judged)} qrels name unknown {what} ({first_of(ids)})"
             logger.warning(f"Task {task.name!r}: {named}; they are left out.")
     if not relevant:
         raise ValueError("no query has a relevant document.")
-    if deep := [k for k in task.recall if k > len(corpus)]:
+    if deep := [k for k in task.recall if k > len(documents)]:
         named = ", ".join(f"recall@{k}" for k in deep)
-        logger.warning(f"Task {task.name!r}: {named} is left out: the collection has {len(corpus)} documents.")
-    asked = [row for row in queries if str(row["id"]) in relevant]
+        logger.warning(f"Task {task.name!r}: {named} is left out: the collection has {len(documents)} documents.")
+    asked = [query for query in queries if query in relevant]
     return Retrieval(
-        {
-            "queries": [row["text"] or "" for row in asked],
-            "documents": [f"{row.get('title') or ''} {row['text'] or ''}".strip() for row in corpus],
-        },
-        [relevant[str(row["id"])] for row in asked],
+        {"queries": [queries[query] for query in asked], "documents": list(documents.values())},
+        [relevant[query] for query in asked],
         task.recall,
     )
+
+
+def _document(row: Mapping[str, Any]) -> str:
+    return f"{row.get('title') or ''} {row['text'] or ''}".strip()
+
+
+def _once(named: Iterable[tuple[Any, Any]], what: str) -> dict[Any, Any]:
+    """What has a name, once. Raises a ValueError if two of one name differ."""
+    found: dict[Any, Any] = {}
+    for name, value in named:
+        if found.setdefault(name, value) != value:
+            raise ValueError(f"{what.format(name)} differ: {found[name]!r:.80} and {value!r:.80}. Keep one of them.")
+    return found
 
 
 READERS: dict[str, Callable[[Task, Read], Evaluator]] = {

@@ -52,6 +52,37 @@ def test_a_collection_in_the_layout_of_beir_is_the_task_it_was_exported_from(enc
     assert local.name == "own-cranfield" and load_task(local) == load_task(find_task("cranfield"), data)
 
 
+def repeat(file: Path, times: int, **changes: object) -> None:
+    """Append the first line of a file, with some fields changed, as often."""
+    lines = file.read_text("utf-8").splitlines()
+    if file.suffix == ".tsv":
+        first = "\t".join(
+            str(value) for value in (dict(zip(*(line.split() for line in lines[:2]), strict=True)) | changes).values()
+        )
+    else:
+        first = json.dumps(json.loads(lines[0]) | changes)
+    file.write_text("\n".join([*lines, *[first] * times]) + "\n", "utf-8")
+
+
+def test_what_is_listed_twice_counts_once_and_must_not_contradict_itself(data, tmp_path):
+    """Documents, queries and judgements. The column `_id` is the id, whatever a column `id` says."""
+    expected = load_task(find_task("cranfield"), data)
+    for part, changes, message in (
+        ("corpus.jsonl", {"text": "another"}, "corpus: the texts of id .* differ: .*another.* Keep one of them"),
+        ("queries.jsonl", {"text": "another"}, "queries: the texts of id .* differ"),
+        ("qrels/test.tsv", {"score": 3}, "qrels: the scores of query and document .* differ: .* and 3.0"),
+    ):
+        folder = export_beir(data / "cranfield", tmp_path / Path(part).stem)
+        repeat(folder / part, 20)
+        if part == "corpus.jsonl":
+            rows = [json.loads(line) for line in (folder / part).read_text("utf-8").splitlines()]
+            (folder / part).write_text("".join(json.dumps({"id": i, **row}) + "\n" for i, row in enumerate(rows)))
+        assert load_task(collection_task(str(folder))) == expected
+        repeat(folder / part, 1, **changes)
+        with pytest.raises(ValueError, match=f"Task .*{message}"):
+            load_task(collection_task(str(folder)))
+
+
 PAIRS = [("open the file", "read it", 1.5), ("a name", "the list", 3.0), ("do it", "can do", 4.5), ("to", "no", 0.0)]
 
 
