@@ -303,17 +303,18 @@ class NestedTrainer(Trainer):
             super()._track_num_input_tokens(column)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        if eval_dataset is None and self.eval_dataset is None and self.evaluator is not None:
-            return self.loader([], "Evaluation")  # no loss is evaluated
-        return super().get_eval_dataloader(eval_dataset)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:  # no loss is evaluated; without an evaluator, the library refuses
+            return super().get_eval_dataloader() if self.evaluator is None else self.loader([], "Evaluation")
+        return self.even_loader(self.eval_dataset[dataset] if isinstance(dataset, str) else dataset, "Evaluation")
 
-    def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, *others: Any, is_training: bool = False, **kwargs: Any
-    ) -> Any:
-        if is_training:
-            return super()._get_dataloader(dataset, description, batch_size, *others, is_training=True, **kwargs)
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        return self.even_loader(test_dataset, "Test")
+
+    def even_loader(self, dataset: Any, description: str) -> Any:
+        """Every row once, in batches that differ by at most one row."""
         rows = list(dataset) if isinstance(dataset, IterableDataset) else dataset
-        return self.loader(rows, description, batch_sampler=even_batches(len(rows), batch_size))
+        return self.loader(rows, description, batch_sampler=even_batches(len(rows), self.args.eval_batch_size))
 
     def quality(self) -> dict[str, float]:
         """Hook that runs the evaluator: name -> value, the same on all processes."""
