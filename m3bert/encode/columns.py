@@ -14,6 +14,7 @@ NEGATIVE = re.compile(r"negative(?:_(\d+))?")
 TEXT = "text"  # a single text, or the side of a pair that has no other column
 LABELS = ("label", "labels", "score", "scores")  # which are no texts, and are not read
 KNOWN = f"{', '.join((*ANCHORS, *POSITIVES))}, negative, negative_1, ..., {TEXT}"
+KNOWN += ". A list of texts (pos, neg) is no column: write one row per positive, and a column per negative"
 
 
 def fields_of(column: str) -> list[str]:

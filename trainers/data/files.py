@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...encode.columns import fields_of
 from ..core.dataset_checks import require_columns
-from .formats import FORMATS, require_one_format, suffix_of
+from .formats import FORMATS, columns_of, require_one_format, suffix_of
 
 
 # What reading broken data raises: datasets (StopIteration for an empty file), pyarrow (a ValueError), gzip and zlib.
@@ -41,7 +42,7 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
     builder, options = require_one_format(files)
     if streaming:
         return IterableDataset.from_generator(_streamed, gen_kwargs={"files": list(files)})
-    with reading(", ".join(files)):
+    with reading(", ".join(files), files):
         return load_dataset(builder, data_files=list(files), split="train", **options)
 
 
@@ -49,7 +50,7 @@ def _streamed(files: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of files, which are shards of a stream; an error names the file."""
     for file in files:
         builder, options = FORMATS[suffix_of(file)]
-        with reading(file):
+        with reading(file, [file]):
             rows = load_dataset(builder, data_files=file, split="train", streaming=True, **options)
             # `iter` gives all rows: in a worker process, the dataset itself would only give those of that worker.
             for columns in rows.iter(batch_size=1000):
@@ -58,13 +59,16 @@ def _streamed(files: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Raise what libraries make of broken data as a ValueError that names `what`. A missing file stays an OSError."""
+def reading(what: str, files: Sequence[str] = ()) -> Iterator[None]:
+    """Raise what libraries make of broken data as a ValueError that names `what`, and the line of a broken data file.
+    A missing file stays an OSError."""
     try:
         yield
     except FileNotFoundError:
         raise
     except UNREADABLE as error:
+        for file in filter(os.path.isfile, files):
+            columns_of(file, rows=None)
         reason = " ".join(str(error.__cause__ or error).split()) or "it is empty"
         raise ValueError(f"{what} cannot be read: {reason}") from error
 

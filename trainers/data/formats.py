@@ -100,15 +100,14 @@ def check_files(files: Sequence[str], columns: Iterable[str] = ()) -> list[str]:
     return every[0]
 
 
-def columns_of(file: str) -> list[str]:
-    """The columns of the first rows of a local file; none if only a library can tell them. Raises as
-    [`check_files`]."""
+def columns_of(file: str, rows: int | None = FIRST_ROWS) -> list[str]:
+    """The columns of the first rows of a local file, or of all; none if a library is needed. As [`check_files`]."""
     suffix, columns = suffix_of(file), dict[str, None]()
     if not Path(file).is_file():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
     try:
         with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig") as opened:
-            lines = list(islice(opened, FIRST_ROWS)) if suffix not in (".parquet", ".json") else ["["]
+            lines = list(islice(opened, rows)) if suffix not in (".parquet", ".json") else ["["]
         if not lines:
             raise ValueError("it is empty")
         if suffix == ".txt":
@@ -118,9 +117,12 @@ def columns_of(file: str) -> list[str]:
         if lines[0].lstrip().startswith("["):  # an array over the whole file
             return []
         for number, line in enumerate(lines, start=1):  # noqa: B007
-            columns |= dict.fromkeys(json.loads(line) if line.strip() else ())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} cannot be read: line {number} is not JSON: {error.msg}") from error
+            row = json.loads(line) if line.strip() else {}
+            json.dumps(row, ensure_ascii=False).encode()
+            columns |= dict.fromkeys(row)
+    except (json.JSONDecodeError, UnicodeEncodeError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(f"{file} cannot be read: line {number} is not JSON: {reason}") from error
     except (ValueError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     return list(columns)

@@ -32,6 +32,7 @@ def test_columns_are_known_by_their_names_in_any_order(found, expected):
         ["anchor", "query", "positive"],
         ["query", "document", "text"],
         ["query", "negative"],
+        ["query", "pos", "neg"],
     ],
 )
 def test_columns_that_may_mean_something_else_are_refused(found):

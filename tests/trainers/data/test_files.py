@@ -62,6 +62,7 @@ BROKEN = {
     "empty.jsonl": b"",
     "no.parquet": b"PAR1",
     "wide.csv": b"text\na,b\n1,2,3\n",
+    "half.jsonl": b'{"text": "a"}\n' * 1500 + b'{"text": "a \\ud83d"}\n',
 }
 
 
@@ -72,7 +73,9 @@ def test_a_broken_file_is_named(tmp_path, name, streaming):
     with pytest.raises(ValueError, match=name) as refused:
         list(load_files([str(tmp_path / name)], streaming=streaming))
     assert "\n" not in str(refused.value)
-    if name not in ("no.parquet", "wide.csv"):  # which a first look leaves to their libraries
+    if name == "half.jsonl":
+        assert "half.jsonl cannot be read: line 1501 is not JSON: 'utf-8' codec can't encode" in str(refused.value)
+    elif name not in ("no.parquet", "wide.csv"):  # which a first look leaves to their libraries
         with pytest.raises(ValueError, match=f"{name} cannot be read: "):
             check_files([str(tmp_path / name)])
 
