@@ -30,7 +30,7 @@ from ..encode.columns import Role
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
-from ..encode.hashing import fingerprint_of
+from ..encode.hashing import fingerprint_of, key_of
 from ..encode.states import unwrap_encoder
 from .results import GridResults, Score
 
@@ -99,10 +99,16 @@ class GranularityModel(AbsEncoder):
         return coder.queries(vectors) if role == "query" else coder.documents(coder.pack(vectors))
 
 
-def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:
-    """MTEB's metadata of one granularity, with the arguments of [`mteb_models`]. MTEB saves the results of each under
-    its `experiment_kwargs`, which name layer, dim, and a precision other than float32. `output_dtypes` is the
-    precision, if MTEB has a name for it."""
+def revision_of(encoder: GridEncoder) -> str:
+    """A digest of weights and settings, so that MTEB's cache has no results of others under the same name."""
+    more = {"prompts": dict(encoder.prompts), "max_lengths": dict(encoder.max_lengths), "batch_size": None}
+    return key_of(encoder.manifest([]) | more | {"default": encoder.default_prompt_name})
+
+
+def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None, revision: str) -> ModelMeta:
+    """MTEB's metadata of one granularity, with the arguments of [`mteb_models`] and [`revision_of`]. MTEB saves the
+    results under its `experiment_kwargs`, which name layer, dim, and a precision other than float32. `output_dtypes`
+    is the precision, if MTEB has a name for it."""
     g, config = granularity, unwrap_encoder(encoder.model).config
     similarity, code = ScoringFunction(encoder.similarity), {}
     if g.code != FLOAT:
@@ -112,7 +118,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         similarity = ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT
     described = {
         "name": name or config.name_or_path,
-        "revision": getattr(config, "_commit_hash", None) or "no_revision",
+        "revision": revision,
         "max_tokens": max(encoder.max_length_of(role) for role in ("query", "document")),
         "embed_dim": g.dim,
         "framework": ["PyTorch", "Transformers"],
@@ -138,8 +144,8 @@ def mteb_models(
     Returns:
         `dict[Granularity, GranularityModel]`
     """
-    encode_once = EncodeOnce(encoder, folder)
-    return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name)) for g in encoder.grid}
+    encode_once, revision = EncodeOnce(encoder, folder), revision_of(encoder)
+    return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name, revision)) for g in encoder.grid}
 
 
 def score_mteb(
@@ -153,7 +159,7 @@ def score_mteb(
         # Some tasks draw texts as they run: each granularity gets the draws of a new task.
         fresh = copy.copy(task)
         fresh.rng_state, fresh.np_rng = copy.deepcopy((task.rng_state, task.np_rng))
-        model: Any = GranularityModel(encode_once, g, model_meta(encoder, g, UNNAMED))
+        model: Any = GranularityModel(encode_once, g, model_meta(encoder, g, UNNAMED, "no_revision"))
         found = mteb.evaluate(
             model,
             fresh,

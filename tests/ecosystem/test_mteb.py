@@ -79,7 +79,7 @@ def test_a_registered_model_runs_by_name_at_any_granularity(published, encoder, 
     (tmp_path / "user").mkdir()
     shutil.copytree(published, tmp_path / NAME, copy_function=os.link)
     monkeypatch.chdir(tmp_path)
-    meta = model_meta(encoder, Granularity(6, 384), NAME).model_copy(
+    meta = model_meta(encoder, Granularity(6, 384), NAME, "no_revision").model_copy(
         update={
             "loader": SentenceTransformerEncoderWrapper,
             "loader_kwargs": {"trust_remote_code": True, "model_prompts": PROMPTS},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from datasets import Dataset
@@ -18,7 +21,7 @@ mteb = pytest.importorskip("mteb", reason="needs the extra mteb")
 from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
 from mteb.types import PromptType  # noqa: E402
 
-from m3bert.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
+from m3bert.evaluation.mteb_models import model_meta, mteb_models, revision_of  # noqa: E402
 from tests.evaluation.local_mteb import classification_task, metadata as metadata_of, similarity_task  # noqa: E402
 
 
@@ -67,12 +70,22 @@ def test_mtebs_mock_run_takes_a_granularity(encoder):
 
 
 def test_one_granularity_is_one_row(encoder):
-    meta = model_meta(encoder, Granularity(4, 16), "local/tiny")
+    meta = model_meta(encoder, Granularity(4, 16), "local/tiny", revision_of(encoder))
     assert meta.embed_dim == 16 and meta.max_tokens == 48
     assert meta.experiment_kwargs == {"output_layer": 4, "output_dim": 16} and meta.output_dtypes == "float32"
-    coded = model_meta(encoder, Granularity(4, 16, "int8"), "local/tiny")
+    coded = model_meta(encoder, Granularity(4, 16, "int8"), "local/tiny", "1")
     assert coded.experiment_kwargs == {"output_layer": 4, "output_dim": 16, "code": "int8"}
-    assert len({model_meta(encoder, g, "local/tiny").__hash__() for g in GRID}) == 3
+    assert len({model_meta(encoder, g, "local/tiny", "1").__hash__() for g in GRID}) == 3
+
+
+def test_results_of_other_vectors_are_of_another_revision(encoder):
+    """Weights, pooling and prompts; the batch size changes nothing."""
+    others = [replace(encoder, pooling="cls"), replace(encoder, prompts={"query": "find "})]
+    assert revision_of(replace(encoder, batch_size=3)) == revision_of(encoder)
+    model = copy.deepcopy(encoder.model)
+    next(model.parameters()).data[0] += 1
+    others.append(replace(encoder, model=model))
+    assert len({*map(revision_of, [encoder, *others])}) == 4
 
 
 @pytest.fixture
