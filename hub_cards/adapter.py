@@ -115,7 +115,7 @@ def write_adapter_card(
         "grid": grid,
         "plain": adapter.embeds and settings.projection is None,  # `AutoModel` returns what precedes a projection
         "pooling": settings.pooling,
-        "prompts": {role: prompt for role, prompt in settings.prompts.items() if prompt},
+        "prompts": settings.used_prompts,
         "trust": TRUST if adapter.elastic else "",
         "origin": f"[{adapter.base}](https://huggingface.co/{adapter.base})",
         "max_length": None,

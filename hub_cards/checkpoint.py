@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
 from m3bert import modeling as modeling_m3bert
 
 from ..encode.device import device_of
-from ..encode.encoder import GridEncoder, Role
+from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid, is_elastic
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
-from ..encode.states import Pooling, longest_text
+from ..encode.states import longest_text
 from ..modeling import EmbeddingSettings
 from ..modeling.auto_m3bert import load_config, load_model
 from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, cut_config, resolve_size
@@ -32,6 +32,7 @@ from ..modeling.settings_m3bert import (
     SIMILARITY_FILE,
     check_weights,
     hub_id,
+    load_tokenizer,
     read_json,
     shards_of,
 )
@@ -105,7 +106,7 @@ class Checkpoint:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer."""
-        return AutoTokenizer.from_pretrained(self.folder)
+        return load_tokenizer(self.folder, self.settings)
 
     @property
     def elastic(self) -> bool:
@@ -198,11 +199,6 @@ class Checkpoint:
         return EmbeddingSettings.read(self.folder)
 
     @property
-    def pooling(self) -> Pooling:
-        """Pooling of the hidden states of tokens."""
-        return self.settings.pooling
-
-    @property
     def exported_from(self) -> dict[str, Any] | None:
         """For a native export: its `granularity`, and of the elastic checkpoint the `full_size`, the fingerprint of
         its `weights`, and the encoder that it was `converted_from`, if known."""
@@ -248,12 +244,6 @@ class Checkpoint:
         dims = Grid(tuple(dict.fromkeys(members))).dims
         exits = [Granularity(depth, dim) for depth in self.depths.exits for dim in dims]
         return Grid(tuple(dict.fromkeys([*members, *exits])))
-
-    @property
-    def prompts(self) -> dict[Role, str]:
-        """Role -> prompt before texts of that role."""
-        roles: tuple[Role, ...] = ("query", "document")
-        return {role: self.settings.prompts[role] for role in roles if self.settings.prompts.get(role)}
 
     @property
     def max_length(self) -> int:

@@ -205,7 +205,8 @@ def measure(
         scores = {}
         for name, evaluator in evaluators.items():
             parts = {
-                part: embed_all(session, encoder, own, evaluator.role(part)) for part, own in evaluator.texts.items()
+                part: embed_all(session, encoder, own, evaluator.read_as(evaluator.role(part), encoder))
+                for part, own in evaluator.texts.items()
             }
             scores[name] = round(evaluator.score(parts)[evaluator.main_metric], 6)
         path = file.relative_to(file.parent.parent).as_posix()
@@ -213,9 +214,9 @@ def measure(
     return graphs
 
 
-def embed_all(session: Any, encoder: GridEncoder, texts: Sequence[str], role: Role = "query") -> torch.Tensor:
+def embed_all(session: Any, encoder: GridEncoder, texts: Sequence[str], role: Role | None = "query") -> torch.Tensor:
     """The embeddings `(texts, dim)` of any number of texts in onnxruntime, with the prompt of their role."""
-    texts = [encoder.prompts.get(role, "") + text for text in texts]
+    texts = [encoder.prompt_of(role) + text for text in texts]
     order = np.argsort([len(text) for text in texts], kind="stable")  # texts of similar length share a batch
     parts = [order[start : start + encoder.batch_size] for start in range(0, len(texts), encoder.batch_size)]
     vectors = np.concatenate([embed(session, encoder, [texts[row] for row in part]) for part in parts])

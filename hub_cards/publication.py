@@ -298,7 +298,8 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
     if results.weights != checkpoint.weights_fingerprint:
         raise ValueError(f"The results do not belong to the weights in {checkpoint.folder}: evaluate these.")
     if (checkpoint.folder / MODULES_FILE).is_file():
-        for name, known in (("pooling", checkpoint.pooling), ("prompts", checkpoint.prompts)):
+        published = checkpoint.settings
+        for name, known in (("pooling", published.pooling), ("prompts", published.used_prompts)):
             if (used := results.settings.get(name, known)) != known:
                 raise ValueError(
                     f"The results were measured with {name}={used!r}; the checkpoint is published with {known!r}."

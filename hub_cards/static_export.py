@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ..encode.granularity import Granularity, Grid
 from ..encode.numerics import quantize_rows
 from ..modeling.auto_m3bert import load_model
-from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
+from ..modeling.settings_m3bert import EmbeddingSettings
 from .checkpoint import Checkpoint
 from .upload import CARD
 
@@ -175,21 +175,8 @@ def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSetting
     """Write what `SentenceTransformer` reads first: one module that embeds texts (class and folder), normalisation,
     prompts and similarity."""
     paths = {kind: path, **({"Normalize": "1_Normalize"} if settings.normalize else {})}
-    write_json(
-        folder / MODULES_FILE,
-        [
-            {"idx": index, "name": str(index), "path": its, "type": f"sentence_transformers.models.{name}"}
-            for index, (name, its) in enumerate(paths.items())
-        ],
-    )
-    write_json(
-        folder / SIMILARITY_FILE,
-        {
-            "prompts": dict(settings.prompts),
-            "default_prompt_name": settings.default_prompt_name,
-            "similarity_fn_name": settings.similarity,
-        },
-    )
+    for name, content in settings.listing(paths).items():
+        write_json(folder / name, content)
 
 
 def name_of(checkpoint: Checkpoint) -> str:

@@ -17,7 +17,9 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from tokenizers.normalizers import Lowercase, Sequence
 from torch import nn
+from transformers import AutoTokenizer
 from transformers.utils.hub import cached_file
 
 from .modeling_elastic import FOLDER, SETTINGS_FILES
@@ -39,6 +41,9 @@ SWITCHES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+# Entries of the encoder's module that change no vectors. Of others, only empty ones can be kept.
+HARMLESS = {"do_lower_case", "max_seq_length", "transformer_task", "modality_config", "module_output_name"}
+HARMLESS |= {"unpad_inputs", "model_args", "model_kwargs"}  # of the model, which is loaded in its own way
 Module = tuple[str, Mapping[str, Any], nn.Linear | None]  # kind, config, and the map of a Dense module
 
 
@@ -52,13 +57,10 @@ class EmbeddingSettings:
         projection (`nn.Linear`, *optional*): Map of the pooled embedding.
         normalize (`bool`, *optional*, defaults to `False`): Whether embeddings are L2-normalised in the end.
         prompts (`Mapping[str, str]`, *optional*): Name (`"query"`, `"document"`, ...) -> prompt before a text.
-        default_prompt_name (`str`, *optional*): Name of the prompt that `SentenceTransformer.encode` puts before texts
-            unless it is told otherwise.
+        default_prompt_name (`str`, *optional*): Name of the prompt that `SentenceTransformer.encode` puts first.
         max_length (`int`, *optional*): Longest text in tokens; longer texts are truncated. `None` if it is unknown.
-        similarity (`str`, *optional*, defaults to `"cosine"`): How embeddings are compared, by its name in
-            sentence-transformers.
-        do_lower_case (`bool`, *optional*, defaults to `False`): Whether texts are lower-cased before the tokenizer,
-            which mostly does so itself.
+        similarity (`str`, *optional*, defaults to `"cosine"`): How sentence-transformers compares them.
+        do_lower_case (`bool`, *optional*, defaults to `False`): Whether the tokenizer lower-cases texts.
 
     Raises:
         ValueError: if the pooling is unknown.
@@ -82,6 +84,12 @@ class EmbeddingSettings:
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
             raise ValueError(f"pooling={self.pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+
+    @property
+    def used_prompts(self) -> dict[str, str]:
+        """Name -> prompt of those of queries, of documents, and by default of other texts, unless they are empty."""
+        names = ("query", "document", self.default_prompt_name)
+        return {name: prompt for name, prompt in self.prompts.items() if prompt and name in names}
 
     @classmethod
     def read(cls, name_or_path: str | Path, **hub_options: Any) -> EmbeddingSettings:
@@ -125,6 +133,8 @@ class EmbeddingSettings:
             modules.append((kind, config, linear))
         # Files without one of these are older than it.
         encoder: dict[str, Any] = next((its for file in ENCODER_FILES if (its := content(file)) is not None), {})
+        if others := [key for key, value in encoder.items() if value and key not in HARMLESS]:
+            raise ValueError(f"{name} has {others[0]}={encoder[others[0]]!r} for its encoder, which is not supported.")
         similarity = content(SIMILARITY_FILE) or {}
         return cls._of_modules(
             name,
@@ -226,11 +236,6 @@ class EmbeddingSettings:
         files: dict[str, Any] = {
             # vLLM ignores the file without both entries.
             ENCODER_FILE: {"do_lower_case": self.do_lower_case, "max_seq_length": self.max_length},
-            SIMILARITY_FILE: {
-                "prompts": dict(self.prompts),
-                "default_prompt_name": self.default_prompt_name,
-                "similarity_fn_name": self.similarity,
-            },
             f"{POOLING_FOLDER}/config.json": {
                 "word_embedding_dimension": width,
                 **{switch: name == self.pooling for name, switch in SWITCHES.items()},
@@ -248,10 +253,7 @@ class EmbeddingSettings:
             }
         if self.normalize:
             paths["Normalize"] = f"{len(paths)}_Normalize"  # it has no files
-        files[MODULES_FILE] = [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (kind, path) in enumerate(paths.items())
-        ]
+        files |= self.listing(paths)
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -261,6 +263,34 @@ class EmbeddingSettings:
         named = projection.named_parameters()
         save_file({f"linear.{name}": tensor.detach().cpu().contiguous() for name, tensor in named}, folder / weights)
         return [*files, weights]
+
+    def listing(self, paths: Mapping[str, str]) -> dict[str, Any]:
+        """File -> content of those that name the modules (kind -> folder), and prompts and similarity."""
+        return {
+            SIMILARITY_FILE: {
+                "prompts": dict(self.prompts),
+                "default_prompt_name": self.default_prompt_name,
+                "similarity_fn_name": self.similarity,
+            },
+            MODULES_FILE: [
+                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+                for index, (kind, path) in enumerate(paths.items())
+            ],
+        }
+
+
+def load_tokenizer(name_or_path: Any, settings: EmbeddingSettings | None, **options: Any) -> Any:
+    """The tokenizer of an encoder. If its settings say that texts are lower-cased, it does so itself, as in
+    sentence-transformers, also where it is saved. Raises a ValueError if it cannot."""
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+    if settings is None or not settings.do_lower_case:
+        return tokenizer
+    if not tokenizer.is_fast:
+        raise ValueError(f"{name_or_path} lower-cases texts, which {type(tokenizer).__name__} cannot do by itself.")
+    own = tokenizer.backend_tokenizer.normalizer
+    if own is None or "A" in own.normalize_str("A"):
+        tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *([] if own is None else [own])])
+    return tokenizer
 
 
 def _in_a_row(linears: list[nn.Linear]) -> nn.Linear | None:

@@ -60,20 +60,19 @@ def converted(
     source: str, revision: str | None = None, *, encoder_only: bool = False, student_layers: str | None = None
 ) -> tuple[M3BertModel, Any]:
     """The m3BERT of an encoder, and its tokenizer."""
-    from transformers import AutoTokenizer
-
     from ..encode.states import longest_text
     from ..modeling import convert_to_m3bert
     from ..modeling.auto_m3bert import load_model
-    from ..modeling.settings_m3bert import safetensors_only
+    from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
 
     with naming(source):
         encoder = load_model(source, revision=revision, **safetensors_only(source))
     depth = encoder.config.num_hidden_layers
     layers = None if student_layers is None else layers_from(student_layers, depth, source)
     model = convert_to_m3bert(encoder, encoder_only=encoder_only, layers=layers)
-    tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
-    if (settings := model.embedding_settings) is not None:
+    settings = model.embedding_settings
+    tokenizer = for_m3bert(load_tokenizer(source, settings, revision=revision), model)
+    if settings is not None:
         longest = longest_text(model.config, tokenizer, settings.max_length)
         model.embedding_settings = replace(settings, max_length=longest)
     return model, tokenizer

@@ -33,6 +33,7 @@ class EncoderArguments(ComputeArguments):
     max_length: int | None = option(None, "Longest text in tokens; longer ones are truncated. Default: as published.")
     query_prompt: str | None = option(None, 'Prompt for queries and sentences: "query: ". Default: as published.')
     document_prompt: str | None = option(None, 'Prompt for documents: "passage: ". Default: as published.')
+    similarity: str | None = option(None, "cosine: compare by cosine a model that was published for something else.")
     query_max_length: int | None = option(None, "Longest query or single sentence. Default: as --max_length.")
     document_max_length: int | None = option(None, "Longest document in tokens. Default: as --max_length.")
 
@@ -51,7 +52,8 @@ def load_encoder(arguments: EncoderArguments, dtype: Any = None) -> evaluation.G
     """
     prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
-    named: dict[str, Any] = {"pooling": arguments.pooling, "max_length": arguments.max_length, "dtype": dtype}
+    named: dict[str, Any] = {name: getattr(arguments, name) for name in ("pooling", "max_length", "similarity")}
+    named["dtype"] = dtype
     source = arguments.model_name_or_path or default_base()
     with naming(source):
         return evaluation.GridEncoder.from_pretrained(

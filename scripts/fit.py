@@ -305,19 +305,19 @@ def main(arguments: list[str]) -> None:
         datasets = streams_of(options.files or (), options.text_column)
         for file in options.target_vectors or ():
             check_files([file], (options.text_column, options.vector_column))
-        from transformers import AutoModel, AutoTokenizer
+        from transformers import AutoModel
 
         from ..modeling import EmbeddingSettings
-        from ..modeling.settings_m3bert import safetensors_only
+        from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
         from ..trainers.data.target_vectors import read_target_vectors
 
         targets = None
         if options.target_vectors:
             targets = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
         with naming(source):
-            EmbeddingSettings.find(source, revision=revision)  # exits that were fitted to another pooling are wrong
+            settings = EmbeddingSettings.find(source, revision=revision)  # refuses what exits cannot be fitted to
             model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
-            tokenizer = AutoTokenizer.from_pretrained(source, **loading)
+            tokenizer = load_tokenizer(source, settings, **loading)
         fit = fit_to_files(model, tokenizer, datasets, options, targets)
         if model.config.model_type == "m3bert":
             save_with_exits(model, tokenizer, options, fit)

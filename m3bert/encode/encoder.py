@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..modeling import EmbeddingSettings
 from ..modeling.auto_m3bert import load_model
 from ..modeling.modeling_elastic import Elasticity
-from ..modeling.settings_m3bert import safetensors_only
+from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
 from .batch import PassCost
 from .codes import code_of
 from .coding import require_quantizer
@@ -67,8 +67,9 @@ class GridEncoder:
             texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
         max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: the
             smaller one of the limits of tokenizer and model.
-        prompts (`dict[str, str]`, *optional*): Role (`"query"`, `"document"`) -> prompt put before the texts of this
-            role, for encoders that were trained with prompts.
+        prompts (`dict[str, str]`, *optional*): Name -> prompt. Those of the roles `"query"` and `"document"` are put
+            before their texts, for encoders that were trained with prompts.
+        default_prompt_name (`str`, *optional*): Name of the prompt of texts without a role.
         max_lengths (`dict[str, int]`, *optional*): Role (`"query"`, `"document"`) -> maximum length of its texts in
             tokens, with the prompt. Default: `max_length`.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the stored embeddings:
@@ -103,7 +104,7 @@ class GridEncoder:
     pooling: Pooling = "mean"
     batch_size: int = 64
     max_length: int | None = None
-    prompts: Mapping[Role, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     projection: Projection | None = None
     max_lengths: Mapping[Role, int] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class GridEncoder:
     quantizer: M3BertQuantizer | None = None
     normalize: bool = False
     similarity: str = "cosine"
+    default_prompt_name: str | None = None
 
     @classmethod
     def from_pretrained(
@@ -146,7 +148,7 @@ class GridEncoder:
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         settings = EmbeddingSettings.find(name_or_path, revision=revision)
         model = load_model(name_or_path, **safetensors_only(name_or_path), **options, **model_kwargs).eval()
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, config=model.config, **options)
+        tokenizer = load_tokenizer(name_or_path, settings, config=model.config, **options)
         published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
         prompts = {**published["prompts"], **changes.get("prompts", {})}
         changes["prompts"] = {role: prompt for role, prompt in prompts.items() if prompt}
@@ -163,13 +165,13 @@ class GridEncoder:
         settings: EmbeddingSettings, config: EncoderConfig, tokenizer: PreTrainedTokenizerBase
     ) -> dict[str, Any]:
         """The arguments of [`GridEncoder`] that settings stand for, for an encoder of this config."""
-        roles: tuple[Role, ...] = ("query", "document")
         return {
             "pooling": settings.pooling,
             "projection": Projection.of(settings.projection),
             "normalize": settings.normalize,
             "similarity": settings.similarity,
-            "prompts": {role: settings.prompts[role] for role in roles if settings.prompts.get(role)},
+            "prompts": {name: prompt for name, prompt in settings.prompts.items() if prompt},
+            "default_prompt_name": settings.default_prompt_name,
             "max_length": longest_text(config, tokenizer, settings.max_length),
         }
 
@@ -180,7 +182,8 @@ class GridEncoder:
             pooling=self.pooling,
             projection=self.projection,
             normalize=self.normalize,
-            prompts={str(role): prompt for role, prompt in self.prompts.items()},
+            prompts=self.prompts,
+            default_prompt_name=self.default_prompt_name,
             max_length=self.max_length,
             similarity=self.similarity,
         )
@@ -199,6 +202,14 @@ class GridEncoder:
                 raise ValueError(f"{role}max_length={length} must be within 1..{limit}, the model's limit.")
         object.__setattr__(self, "max_length", self.max_length or limit)
 
+    def require_cosine(self) -> None:
+        """Raise a ValueError if the model compares its embeddings by something that does not rank as the cosine."""
+        if self.similarity not in ("cosine", *(("dot", "euclidean") if self.normalize else ())):
+            raise ValueError(
+                f"The model compares embeddings by similarity={self.similarity!r}, and this compares them by cosine: "
+                "pass similarity='cosine' (--similarity cosine) to do so all the same."
+            )
+
     @property
     def full_width(self) -> int:
         """Dims of the whole embedding."""
@@ -214,6 +225,10 @@ class GridEncoder:
     def looks_up(self) -> bool:
         """Whether the embeddings are those of the static table alone: no layer runs, and there is nothing to pool."""
         return self.encoded_grid.layers == [0] and 0 in Elasticity.of(unwrap_encoder(self.model).config).table
+
+    def prompt_of(self, role: Role | None) -> str:
+        """Prompt before the texts of a role."""
+        return self.prompts.get(role or self.default_prompt_name or "", "")
 
     def max_length_of(self, role: Role | None) -> int:
         """Maximum length in tokens of the texts of a role."""
@@ -235,7 +250,7 @@ class GridEncoder:
         Args:
             texts (`Sequence[str]`): Texts.
             role (`str`, *optional*, defaults to `"query"`): Role of the texts, which selects their prompt and their
-                maximum length. `None` is no prompt, and `max_length`.
+                maximum length. `None` is the default prompt, if there is one, and `max_length`.
             folder (`Path`, *optional*): Folder for memory-mapped embeddings. An incomplete folder is completed, and
                 several processes fill it together. `None` keeps the embeddings in memory, of each process by itself.
             description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
@@ -246,7 +261,7 @@ class GridEncoder:
         Raises:
             ValueError: if the folder has other embeddings.
         """
-        prompt = "" if role is None else self.prompts.get(role, "")
+        prompt = self.prompt_of(role)
         texts = [prompt + text for text in texts]
         grid = self.encoded_grid
         widths = {layer: grid.dims_of(layer)[-1] for layer in grid.layers}

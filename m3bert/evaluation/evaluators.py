@@ -40,6 +40,8 @@ from .results import AsymmetricSearch, HybridSearch, RescoredSearch, TwoStageSea
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
 
+    from ..encode.encoder import GridEncoder
+
 Vectors = Mapping[str, torch.Tensor]
 Scores = dict[str, float]
 Embed = Callable[[str, int], torch.Tensor]  # name of a list of texts, and layer -> embeddings, not normalised
@@ -66,6 +68,11 @@ class Evaluator(ABC):
     def role(name: str) -> Role:
         """Role of the texts of this name, for encoders with prompts."""
         return "document" if name == "documents" else "query"
+
+    def read_as(self, role: Role, encoder: GridEncoder) -> Role | None:
+        """How an encoder reads texts of a role: if it has a default prompt, `None` for those that are not searched
+        with, as `encode` of sentence-transformers."""
+        return role if isinstance(self, Retrieval) or encoder.default_prompt_name is None else None
 
     @property
     def stored(self) -> list[str]:

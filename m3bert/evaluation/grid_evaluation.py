@@ -60,6 +60,7 @@ class TaskEmbeddings:
     def __init__(
         self, encoder: GridEncoder, evaluator: Evaluator, description: str | None = None, folder: Path | None = None
     ) -> None:
+        encoder.require_cosine()
         self.grid, self.quantizer, self.evaluator = encoder.grid, encoder.quantizer, evaluator
         self._rows: dict[str, list[int] | None] = {}
         self._embeddings: dict[str, GridEmbeddings] = {}
@@ -71,7 +72,10 @@ class TaskEmbeddings:
                 if evaluator.role(name) == role
             }
             embeddings = encoder.encode(
-                list(position), role=role, description=description, folder=folder / role if folder else None
+                list(position),
+                role=evaluator.read_as(role, encoder),
+                description=description,
+                folder=folder / role if folder else None,
             ).require_finite()
             for name, its in rows.items():  # None: all rows in order, which needs no copy
                 self._rows[name] = None if its == list(range(len(position))) else its
@@ -268,7 +272,7 @@ def _without_scores(
         "max_length": encoder.max_length,
         "max_lengths": dict(encoder.max_lengths),
         "batch_size": encoder.batch_size,
-        "prompts": dict(encoder.prompts),
+        "prompts": encoder.settings.used_prompts,
         "dtype": encoder.compute_type,
         "attn_implementation": model.config._attn_implementation,
         "device": str(model.device),

@@ -106,8 +106,7 @@ def as_sentence_transformer(encoder: GridEncoder, granularity: Granularity | Non
         def save(self, *arguments: Any, **kwargs: Any) -> None:
             raise ValueError("This model is in training: save it with its trainer.")
 
-    prompts = {"query": "", "document": "", **encoder.prompts}
+    prompts = dict.fromkeys(("query", "document", encoder.default_prompt_name or "query"), "") | {**encoder.prompts}
     device = str(next(encoder.model.parameters()).device)
-    return library.SentenceTransformer(
-        modules=[Embed()], prompts=prompts, similarity_fn_name=encoder.similarity, device=device
-    )
+    named = {"similarity_fn_name": encoder.similarity, "default_prompt_name": encoder.default_prompt_name}
+    return library.SentenceTransformer(modules=[Embed()], prompts=prompts, device=device, **named)

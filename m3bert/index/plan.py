@@ -163,12 +163,13 @@ class Plan:
 
 def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:
     """Everything that the vectors of an encoder depend on: fingerprints of weights and quantizer, and how it reads
-    texts."""
+    texts. Raises as [`~GridEncoder.require_cosine`]."""
+    encoder.require_cosine()
     return {
         "weights": encoder.weights_fingerprint(),
         "quantizer": encoder.quantizer.fingerprint if encoder.quantizer is not None else None,
         "pooling": encoder.pooling,
-        "prompts": dict(encoder.prompts),
+        "prompts": {role: prompt for role, prompt in encoder.prompts.items() if role in ("query", "document")},
         "max_length": encoder.max_length,
         "max_lengths": dict(encoder.max_lengths),
     }

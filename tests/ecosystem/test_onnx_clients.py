@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub.constants import HF_HOME
 
 from m3bert.commands import export
 from m3bert.hub_cards.checkpoint import Checkpoint
@@ -76,9 +77,9 @@ def run_in_node() -> Callable[..., str]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("Node.js and npm are not installed")
-    folder = Path(tempfile.gettempdir()) / TRANSFORMERS_JS.strip("@").replace("/", "-")
+    folder = Path(HF_HOME, "m3bert") / TRANSFORMERS_JS.strip("@").replace("/", "-")
     if not (folder / "node_modules" / "@huggingface").is_dir():
-        with tempfile.TemporaryDirectory(dir=tempfile.gettempdir()) as new:
+        with tempfile.TemporaryDirectory() as new:
             install = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", TRANSFORMERS_JS]
             done = subprocess.run(install, cwd=new, capture_output=True, text=True, timeout=600)
             if done.returncode != 0:

@@ -36,13 +36,13 @@ def test_weights_that_are_cut_short_are_refused(folder, kept):
 def test_what_an_untrained_m3bert_says_of_itself(folder):
     checkpoint = Checkpoint(folder)
     assert (checkpoint.elastic, checkpoint.quantized, checkpoint.head) == (True, False, "AutoModel")
-    assert checkpoint.record is None and checkpoint.projection is None and checkpoint.pooling == "mean"
+    assert checkpoint.record is None and checkpoint.projection is None and checkpoint.settings.pooling == "mean"
     assert checkpoint.full == Granularity(6, 32) and str(checkpoint.trained_grid) == str(checkpoint.grid)
-    assert checkpoint.max_length == 48 and checkpoint.prompts == {}
+    assert checkpoint.max_length == 48 and checkpoint.settings.used_prompts == {}
     write_modules(folder, width=32, pooling="cls", max_length=20, prompts={"query": "find: ", "document": ""})
     checkpoint = Checkpoint(folder)
-    assert checkpoint.pooling == "cls" and checkpoint.max_length == 20
-    assert checkpoint.prompts == {"query": "find: "}
+    assert checkpoint.settings.pooling == "cls" and checkpoint.max_length == 20
+    assert checkpoint.settings.used_prompts == {"query": "find: "}
 
 
 def test_what_another_architecture_says_of_itself(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,19 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from tokenizers.normalizers import BertNormalizer
 from transformers import AutoModel, AutoTokenizer
 
 from m3bert import trainers
 from m3bert.commands.convert import convert
 from m3bert.commands.encoder import EncoderArguments, load_encoder
-from m3bert.evaluation import GridEncoder
+from m3bert.evaluation import GridEncoder, as_sentence_transformer, score_grid
+from m3bert.evaluation.evaluators import STS, Retrieval
+from m3bert.evaluation.grid_evaluation import TaskEmbeddings
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.onnx_export import embed, export_onnx, missing_packages, open_session
+from m3bert.index.plan import encoder_identity
 from m3bert.modeling import EmbeddingSettings, convert_to_m3bert
 from m3bert.trainers import Granularity, Grid, Projection, Teacher, fit_exits
 from tests.conftest import quiet, write_modules
@@ -33,10 +39,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "lasttoken": {"pooling": "lasttoken"},
     "projected": {"projection": 8},
     "normalised": {"pooling": "cls", "normalize": True},
+    "default": {"prompts": {"sts": "open the "}, "default_prompt_name": "sts", "do_lower_case": True},
     "prompted": {"prompts": {"query": "open the ", "document": "read a "}, "normalize": True, "projection": 8},
 }
 LENGTH = 9  # less than the model and its tokenizer read
 FULL = {name: Granularity(2, kind.get("projection", 20)) for name, kind in KINDS.items()}
+
+
+@pytest.fixture
+def sentences(sentences) -> list[str]:
+    """With capitals, which some tokenizers tell from small letters."""
+    return [text.title() for text in sentences]
 
 
 @pytest.fixture(params=KINDS)
@@ -51,7 +64,10 @@ def folders(encoder_folder, tmp_path_factory) -> dict[str, Path]:
     for name, settings in KINDS.items():
         found[name] = folder = tmp_path_factory.mktemp("published") / name
         AutoModel.from_pretrained(encoder_folder).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(encoder_folder)
+        if settings.get("do_lower_case"):
+            tokenizer.backend_tokenizer.normalizer = BertNormalizer(lowercase=False)
+        tokenizer.save_pretrained(folder)
         dim = settings.get("projection")
         projection = {"projection": Projection(20, dim)} if dim else {}
         write_modules(folder, width=20, max_length=LENGTH, **{**settings, **projection})
@@ -81,8 +97,58 @@ def test_every_reader_embeds_alike(folders, kind, sentences, tmp_path, role):
     assert_close(encoder.encode(texts, role=role, folder=tmp_path / "arrays").at(FULL[kind]), expected)
     command = load_encoder(EncoderArguments(model_name_or_path=str(folder), device="cpu"))
     assert_close(command.encode(texts, role=role).at(FULL[kind]), expected)
-    prompt = EmbeddingSettings.read(folder).prompts.get(role, "")
+    settings = EmbeddingSettings.read(folder)
+    if settings.default_prompt_name is not None:  # a teacher without a prompt reads by default
+        expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    prompt = settings.prompts.get(role, "")
     assert_close(Teacher(str(folder), prompt=prompt).embed(texts, tmp_path / "teachers").of(texts), expected)
+
+
+def test_prompts_stand_before_texts_as_in_sentence_transformers(folders, kind, sentences):
+    """Of queries, documents, and other texts: encoded, in the evaluators of both, and in a converted model. Without a
+    default prompt, ours reads other texts as queries."""
+    library = sentence_transformers.SentenceTransformer(str(folders[kind]), device="cpu")
+    encoder = GridEncoder.from_pretrained(folders[kind], grid=Grid((FULL[kind],)))
+    texts, model = sentences[:6], as_sentence_transformer(encoder)
+    for method, role in (("encode", None), ("encode_query", "query"), ("encode_document", "document")):
+        expected = getattr(library, method)(texts)
+        assert_close(encoder.encode(texts, role=role).at(FULL[kind]), expected)
+        assert_close(getattr(model, method)(texts), expected)
+    single = library.encode(texts) if library.default_prompt_name else library.encode_query(texts)
+    pairs = TaskEmbeddings(encoder, STS({"sentence1": texts, "sentence2": texts}, range(6)))
+    assert_close(pairs.of("sentence1", 2), single)
+    search = TaskEmbeddings(encoder, Retrieval({"queries": texts, "documents": texts}, [{0: 1.0}] * 6))
+    assert_close(search.of("queries", 2), library.encode_query(texts))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_similarity_that_ranks_otherwise_is_refused(folders, tmp_path, sentences, similarity, normalize):
+    """By evaluations, indexes and plans, unless it is overruled; sentence-transformers' evaluators are given it."""
+    shutil.copytree(folders["mean"], tmp_path / "model")
+    write_modules(tmp_path / "model", width=20, max_length=LENGTH, similarity=similarity, normalize=normalize)
+    encoder = GridEncoder.from_pretrained(tmp_path / "model", grid="2x20")
+    assert as_sentence_transformer(encoder).similarity_fn_name == similarity
+    task = STS({"sentence1": sentences[:6], "sentence2": sentences[6:12]}, range(6))
+    allowed = similarity == "cosine" or (normalize and similarity != "manhattan")
+    for reads in (lambda its: score_grid(its, task), encoder_identity):
+        reads(replace(encoder, similarity="cosine"))
+        if allowed:
+            reads(encoder)
+        else:
+            with pytest.raises(ValueError, match=f"by similarity='{similarity}', and this .*--similarity cosine"):
+                reads(encoder)
+
+
+def test_settings_of_the_encoder_that_cannot_be_kept_are_refused(folders, tmp_path):
+    shutil.copytree(folders["mean"], tmp_path / "model")
+    file = tmp_path / "model" / "sentence_bert_config.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"tokenizer_args": {}, "model_args": {"attn_implementation": "sdpa"}}))
+    assert EmbeddingSettings.read(tmp_path / "model").max_length == LENGTH
+    file.write_text(json.dumps(kept | {"tokenizer_args": {"add_special_tokens": False}}))
+    with pytest.raises(ValueError, match=r"has tokenizer_args=\{.*\} for its encoder, which is not supported"):
+        convert(str(tmp_path / "model"), str(tmp_path / "converted"))
 
 
 def test_smaller_sizes_are_cut_first(folders, kind, sentences):

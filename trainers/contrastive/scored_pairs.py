@@ -143,7 +143,7 @@ class ScoredPairsConfig(TextTrainingArguments):
     objective_class = ScoredPairs
 
     loss: str = "cosent"
-    similarity: str = "cosine"
+    similarity: str = "cosine"  # type: ignore[misc]  # a field here
     temperature: float = 0.05
     score_column: str | None = None
     score_temperature: float = 1.0

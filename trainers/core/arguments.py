@@ -191,6 +191,7 @@ class TextTrainingArguments(NestedTrainingArguments):
     default_max_length: ClassVar[int] = 512
     # Whether training puts the prompts that the model was published with before texts.
     reads_published_prompts: ClassVar[bool] = True
+    similarity: ClassVar[str | None] = None  # that is trained; `None`: as published
 
     pooling: Pooling | None = None
     text_columns: list[str] | None = None

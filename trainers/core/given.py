@@ -7,12 +7,12 @@ import os
 from typing import Any
 
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...encode.states import unwrap_encoder
 from ...modeling import EmbeddingSettings
 from ...modeling.auto_m3bert import load_model
-from ...modeling.settings_m3bert import safetensors_only
+from ...modeling.settings_m3bert import load_tokenizer, safetensors_only
 
 
 ONE_MODEL = "A trainer has one model: to search, make one for each trial and compare trainer.evaluate()['eval_loss']."
@@ -42,16 +42,15 @@ def backbone_of(
         raise ValueError(ONE_MODEL)
     if peft_config is not None and isinstance(model, PreTrainedModel):
         model = copy.deepcopy(model)
+    name = None
     if isinstance(model, str | os.PathLike):
-        model = os.fspath(model)
-        tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(model)
-        model = load_model(model, auto_class, **safetensors_only(model))
+        model = load_model(name := os.fspath(model), auto_class, **safetensors_only(model))
     elif isinstance(encoder := getattr(model, "transformers_model", None), PreTrainedModel):
         settings = EmbeddingSettings.of_sentence_transformer(model)
         tokenizer, model = tokenizer if tokenizer is not None else model.tokenizer, copy.deepcopy(encoder)
         model.embedding_settings = settings
-    if tokenizer is None and (name := getattr(model.config, "name_or_path", None)):
-        tokenizer = AutoTokenizer.from_pretrained(name)
+    if tokenizer is None and (name := name or getattr(model.config, "name_or_path", None)):
+        tokenizer = load_tokenizer(name, EmbeddingSettings.of(model) if auto_class is AutoModel else None)
     if tokenizer is None:
         raise ValueError("The model has no name to find its tokenizer by: pass processing_class.")
     rows = model.get_input_embeddings().num_embeddings

@@ -153,6 +153,7 @@ class EmbeddingTrainer(PublishingTrainer):
             published or EmbeddingSettings(),
             pooling=args.pooling,
             projection=projection,
+            similarity=args.similarity or (published.similarity if published else "cosine"),
             prompts={**(published.prompts if published else {}), **args.stated_prompts},
             max_length=longest_text(config, self.processing_class, longest),
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from m3bert.modeling import M3BertModel
+from m3bert.modeling import EmbeddingSettings, M3BertModel
 from m3bert.trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
 from m3bert.trainers.shared.scored_losses import (
     cosent,
@@ -42,10 +42,14 @@ def step(folder, batch_size, tokenizer=None, sentences=None, **changes):
 @pytest.mark.parametrize("loss", ["cosent", "angle", "margin_mse", "kl"])
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
 def test_every_loss_trains_every_granularity(tiny_tokenizer, sentences, tmp_path, loss, mini_batch_size):
-    trainer = step(tmp_path, 8, tiny_tokenizer, sentences, loss=loss, mini_batch_size=mini_batch_size, logging_steps=1)
+    """It is saved with the similarity that was trained."""
+    changes = {"mini_batch_size": mini_batch_size, "similarity": "dot" if loss == "margin_mse" else "cosine"}
+    trainer = step(tmp_path, 8, tiny_tokenizer, sentences, loss=loss, logging_steps=1, **changes)
     trainer.train()
     logged = {name for entry in trainer.state.log_history for name in entry}
     assert {f"scored_{loss}_{g}" for g in Grid.parse(GRID)} <= logged
+    trainer.save_model()
+    assert EmbeddingSettings.read(trainer.args.output_dir).similarity == ("dot" if loss == "margin_mse" else "cosine")
     assert not quiet_model().model.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
 
 
