@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -117,15 +118,17 @@ def most_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str]]:
 
 
 def score(study: Study, run: Mapping[str, Any], sizes: Grid, family: str | None = None) -> float:
-    """The mean of a run over sizes and the tasks of a family, or over the means of all families, in percent. Of a
-    loss, its mean over sizes with a minus, so that higher is better."""
+    """The mean of a run over sizes and the tasks of a family, or over the means of all families, in percent, of
+    the tasks whose data were there (NaN without any). Of a loss, minus its mean over sizes: higher is better."""
     if family in study.losses:
         return -statistics.mean(run["losses"][family][str(g)] for g in sizes)
-    families = [family] if family else list(study.families)
-    return 100 * statistics.mean(
-        statistics.mean(run["scores"][task][str(g)] for task in study.families[name] for g in sizes)
-        for name in families
-    )
+    there = {
+        name: [run["scores"][task][str(g)] for task in tasks if task in run["scores"] for g in sizes]
+        for name, tasks in study.families.items()
+        if family in (None, name)
+    }
+    means = [statistics.mean(values) for values in there.values() if values]
+    return 100 * statistics.mean(means) if means else math.nan
 
 
 def difference(

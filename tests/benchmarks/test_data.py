@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks import data
-from benchmarks.reproduction import run
+from benchmarks.reproduction import report, run
 from m3bert.evaluation.readers import read_rows
+from m3bert.trainers import Grid
 from tests.benchmarks.test_reproduction import MRL, TINY
 
 
@@ -61,6 +64,9 @@ def test_a_study_runs_on_what_is_on_the_hub(hub, sentences, tiny_checkpoint, tmp
     assert run.run_all([planned], folder, tmp_path / "runs", tmp_path / "results") == []
     assert json.loads(planned.file(tmp_path / "results").read_text())["scores"].keys() == {"stsb"}
     assert f"sick is not in {folder}: the study runs without it" in capsys.readouterr().out
+    scores = json.loads(planned.file(tmp_path / "results").read_text())["scores"]["stsb"]
+    found = report.score(study, {"scores": {"stsb": scores}}, Grid.parse(study.grid))
+    assert found == pytest.approx(100 * statistics.mean(scores.values()))
 
 
 def test_rows_count_in_any_order_and_by_what_tasks_read(tmp_path):
