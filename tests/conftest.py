@@ -233,6 +233,7 @@ def only_hub(hub, monkeypatch, tmp_path_factory) -> HubServer:
     for name, value in values.items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # a client made for an earlier hub
     return hub
 
 
