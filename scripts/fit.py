@@ -33,6 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..encode.columns import fields_of
 from ..encode.durable import replacing_files
 from ..trainers.data.formats import check_files, file_name
 from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, next_step, writing_to
@@ -61,7 +62,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--exit_layers", type=int, nargs="+", help="depths that run the first layers: 2 is 1-2")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
-    parser.add_argument("--text_column", default="text", help="column with the texts, for files with columns")
+    parser.add_argument("--text_column", default="text", help="column with the texts; title+text joins two columns")
     parser.add_argument(
         "--basis",
         default="last_layer",
@@ -118,14 +119,15 @@ def depths_of(options: Namespace, last: int) -> dict[str, Any]:
 
 def streams_of(files: Sequence[str], *columns: str) -> dict[str, Any]:
     """The rows of some files, each as a stream with these columns. A missing one is found before a model is loaded."""
+    fields = [field for column in columns for field in fields_of(column)]
     for file in files:
-        check_files([file], columns)
+        check_files([file], fields)
     from ..trainers.core.dataset_checks import require_columns
     from ..trainers.data.files import load_files
 
     streams = {file: load_files([file], streaming=True) for file in files}
     for file, stream in streams.items():
-        require_columns(stream, columns, file)
+        require_columns(stream, fields, file)
     return streams
 
 
@@ -136,12 +138,14 @@ def fit_to_files(
     with the options of [`add_exit_options`]."""
     from ..encode.device import place
     from ..exits.fit import fit_exits
+    from ..trainers.data.collators import separator_for
     from ..trainers.data.teacher import Teacher
 
+    fields, separator = fields_of(options.text_column), separator_for([options.text_column], tokenizer)
     compute, kept = compute_of(options), model.dtype
 
     def texts_of(dataset: Any) -> Iterator[str]:
-        return (row[options.text_column] or "" for row in dataset)
+        return (f" {separator} ".join(row[field] for field in fields if row[field]) for row in dataset)
 
     named: Any = {}
     for file, dataset in datasets.items():
@@ -256,7 +260,8 @@ def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
         reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
         bar = "█" * round(10 * kept)
         lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {kept:>6.1%} {milliseconds:>17.1f}")
-    lines += ["", "Retrieval kept: share of nDCG@10 of spans of held-out texts as queries, documents at full depth."]
+    lines += ["", "Retrieval kept: share of nDCG@10. Queries are spans of held-out texts, documents have full depth."]
+    lines += ["Spans are harder than most queries. For your own: m3bert evaluate --retrieval FOLDER."]
     for depth, compared in fit.candidates.items():
         best = next(iter(compared))
         if depth not in fit.paths:

@@ -25,7 +25,8 @@ def fields_of(column: str) -> list[str]:
 def check_columns(found: Sequence[str], columns: Iterable[str], name: str = "The dataset") -> None:
     """Raise a ValueError if the columns that were found in what the message calls `name` lack some."""
     if missing := [column for column in columns if column not in found]:
-        raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.")
+        hint = " (--text_column names another)" if missing == [TEXT] else ""
+        raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}{hint}; it has {', '.join(found)}.")
 
 
 def text_columns_of(found: Sequence[str], source: str = "The dataset", option: str = "pass text_columns") -> list[str]:

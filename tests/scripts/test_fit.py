@@ -168,6 +168,20 @@ def test_files_of_the_same_name_are_all_read(source, files, tmp_path):
     assert record["texts"] == 100 and record["sources"] == {"lines.txt": 60, str(other): 40}
 
 
+def test_columns_that_are_joined_are_fitted_as_one_text(source, tmp_path):
+    rows = [{"title": text, "body": other} for text, other in zip(random_texts(60), random_texts(60, 1), strict=True)]
+    for row in rows[:5]:
+        row["title"] = None
+    (tmp_path / "two.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    separator = AutoTokenizer.from_pretrained(source).sep_token
+    texts = [f" {separator} ".join(filter(None, row.values())) for row in rows]
+    (tmp_path / "one.txt").write_text("\n".join(texts))
+    fit([source, str(tmp_path / "a"), "--files", str(tmp_path / "two.jsonl"), "--text_column", "title+body"])
+    fit([source, str(tmp_path / "b"), "--files", str(tmp_path / "one.txt")])
+    digests = {(tmp_path / name / "elastic" / "weights.safetensors").read_bytes() for name in "ab"}
+    assert len(digests) == 1
+
+
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
     line = [str(tmp_path / "plain"), "--files", files[0], "--device", "cpu", "--exit_layers", "1", "2"]
@@ -291,7 +305,10 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
     with pytest.raises(ValueError, match="a path must end in the last layer, 3"):
         fit([source, str(tmp_path / "out"), "--files", files[0], "--depths", "1,2", "2-2"])
     for command, option in ((convert, "--fit_exits"), (fit, "--files")):
-        with pytest.raises(ValueError, match=rf"^{re.escape(files[1])} lacks the column\(s\) text; it has body"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^{re.escape(files[1])} lacks the column\(s\) text \(--text_column",
+        ):
             command([source, str(tmp_path / "out"), option, files[1]])
     assert not (tmp_path / "out").exists()
 
