@@ -240,7 +240,7 @@ def test_the_first_steps_of_the_readme_run_for_a_stranger(tmp_path, run_bare):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
     subprocess.run(["bash", "-c", steps[0].code], cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert run_bare(steps[1].code).startswith("tensor([[0.5")
+    assert "tensor([[0.5" in run_bare(steps[1].code)
 
 
 @pytest.mark.parametrize("page", PAGES)
