@@ -82,6 +82,7 @@ def hidden_of(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+@torch.compiler.disable  # values are compared, once per encoder
 def _probe(encoder: Any) -> Anatomy:
     kind, depth = type(encoder).__name__, encoder.config.num_hidden_layers
     if depth == 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer, models
 from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, BertConfig, BertModel
 
@@ -178,8 +179,10 @@ def test_columns_that_are_joined_are_fitted_as_one_text(source, tmp_path):
     (tmp_path / "one.txt").write_text("\n".join(texts))
     fit([source, str(tmp_path / "a"), "--files", str(tmp_path / "two.jsonl"), "--text_column", "title+body"])
     fit([source, str(tmp_path / "b"), "--files", str(tmp_path / "one.txt")])
-    digests = {(tmp_path / name / "elastic" / "weights.safetensors").read_bytes() for name in "ab"}
-    assert len(digests) == 1
+    one, other = (load_file(tmp_path / name / "elastic" / "weights.safetensors") for name in "ab")
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():  # equal texts, whose sums a busy machine may add in another order
+        assert (other[name] - tensor).norm() <= 1e-3 * tensor.norm(), name
 
 
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
