@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Self
 
 import torch
@@ -43,9 +45,13 @@ def nested_cross_entropy(
     log-sum-exp of every row and dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary
     is never allocated.
 
-    Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers, and one number per row,
-    dim and block. If there are at most `hidden_size` rows, the memory of the gradient of `weight` is allocated in the
-    forward pass, and holds the scores of the longest prefix until the backward pass.
+    On a GPU, all that follows the products of a block is compiled into one pass over them: it is limited by its
+    memory, and one operation after another reads and writes it many times.
+
+    Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers (on a GPU twice as many,
+    in the type of the products), and one number per row, dim and block. On a CPU, if there are at most `hidden_size`
+    rows, the memory of the gradient of `weight` is allocated in the forward pass, and holds the scores of the longest
+    prefix until the backward pass.
 
     Args:
         states (`torch.Tensor` of shape `(rows, hidden_size)`): Hidden states of the masked tokens. Carries gradient.
@@ -62,6 +68,10 @@ def nested_cross_entropy(
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
+    if is_compiled(states):
+        return _CompiledCrossEntropy.apply(
+            states, weight, bias, targets, _Head.of(states, weight, dims, block_size, False)
+        )
     head = _Head.of(states, weight, dims, block_size)
     return _NestedCrossEntropy.apply(states, weight, bias, targets, head, None)[0]
 
@@ -142,18 +152,28 @@ class _Head:
     stored: torch.Tensor | None
 
     @classmethod
-    def of(cls, rows: torch.Tensor, weight: torch.Tensor, dims: Sequence[int], block_size: int | None) -> Self:
+    def of(
+        cls, rows: torch.Tensor, weight: torch.Tensor, dims: Sequence[int], block_size: int | None, store: bool = True
+    ) -> Self:
         kind = rows.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
-        fits = len(rows) <= weight.shape[1] and weight.dtype == torch.promote_types(dtype, torch.float32)
+        fits = store and len(rows) <= weight.shape[1] and weight.dtype == torch.promote_types(dtype, torch.float32)
         stored = torch.empty_like(weight) if fits and torch.is_grad_enabled() and weight.requires_grad else None
         size = min(block_size or default_block_size(rows), len(weight))
         return cls(segments(check_dims(dims, rows.shape[1])), blocks(len(weight), size), dtype, stored)
 
+    @property
+    def precise(self) -> torch.dtype:
+        """Type of the scores: float32 or wider."""
+        return torch.promote_types(self.dtype, torch.float32)
+
     def buffers(self, rows: torch.Tensor, count: int) -> Buffers:
         """Matrices `(rows, block)`."""
-        precise = torch.promote_types(self.dtype, torch.float32)
-        return Buffers(rows, count, len(rows) * (self.blocks[0].stop if self.blocks else 0), precise)
+        return Buffers(rows, count, len(rows) * (self.blocks[0].stop if self.blocks else 0), self.precise)
+
+    def products(self, rows: torch.Tensor, block_weight: torch.Tensor) -> list[torch.Tensor]:
+        """The products `(rows, block)` of the segments."""
+        return [rows[:, segment] @ block_weight[:, segment].T for segment in self.segments]
 
     def nested_scores(
         self, rows: torch.Tensor, block_weight: torch.Tensor, bias: torch.Tensor | None, scores: torch.Tensor
@@ -164,6 +184,15 @@ class _Head:
         for segment in self.segments:
             _add_product_(scores, rows[:, segment], block_weight[:, segment].T)
             yield scores
+
+
+def target_scores(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, head: _Head
+) -> torch.Tensor:
+    """The scores of the targets at every prefix dim, `(rows, dims)`, in float32 or wider."""
+    products = [rows[:, segment] * weight[targets, segment].to(head.dtype) for segment in head.segments]
+    scores = torch.stack([product.sum(dim=1, dtype=head.precise) for product in products], dim=1).cumsum(dim=1)
+    return scores if bias is None else scores + bias[targets].to(head.precise)[:, None]
 
 
 def _add_product_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -194,7 +223,7 @@ class _NestedCrossEntropy(torch.autograd.Function):
         divergences: _Divergences | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows, buffers = states.to(head.dtype), head.buffers(states, 2)
-        precise = buffers.flat.dtype
+        precise = head.precise
         shape = (len(head.blocks), len(head.segments), len(rows))
         block_log_sums, block_largest = (states.new_empty(shape, dtype=precise) for _ in range(2))
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -214,21 +243,12 @@ class _NestedCrossEntropy(torch.autograd.Function):
             if divergences is not None:
                 parts.append(divergences.of_block(kept))
         log_sums = block_log_sums.sub_(block_largest.log_()).logsumexp(dim=0)
-        target_scores = torch.stack(
-            [
-                (rows[:, segment] * weight[targets, segment].to(head.dtype)).sum(dim=1, dtype=precise)
-                for segment in head.segments
-            ],
-            dim=1,
-        ).cumsum(dim=1)
-        if bias is not None:
-            target_scores += bias[targets].to(precise).unsqueeze(1)
         ctx.head, ctx.divergences = head, divergences
         block_shares = block_log_sums.sub_(log_sums).exp_()
         block_parts = [torch.stack(each) for each in zip(*parts, strict=True)]
         ctx.save_for_backward(states, weight, bias, targets, block_shares, *block_parts)
         values = None if divergences is None else divergences.values(*block_parts)
-        return log_sums.T.contiguous() - target_scores, values
+        return log_sums.T.contiguous() - target_scores(rows, weight, bias, targets, head), values
 
     @staticmethod
     @once_differentiable
@@ -284,6 +304,105 @@ class _NestedCrossEntropy(torch.autograd.Function):
 
         grad_states = grad_states.to(states.dtype) if grad_states is not None else None
         return grad_states, grad_weight, grad_bias, None, None, None
+
+
+def is_compiled(states: torch.Tensor) -> bool:
+    """Whether the loss of these hidden states is compiled: on a GPU for which there is a compiler."""
+    return states.is_cuda and find_spec("triton") is not None
+
+
+def prefix_log_sums(products: Sequence[torch.Tensor], bias: torch.Tensor) -> torch.Tensor:
+    """The log-sum-exp of a block's scores at every prefix dim, `(dims, rows)`, from the bias `(block,)`, which has
+    their type, and the products `(rows, block)` of the segments."""
+    scores, found = bias, []
+    for product in products:
+        scores = scores + product.to(bias.dtype)
+        found.append(scores.logsumexp(dim=1))
+    return torch.stack(found)
+
+
+def segment_gradients(
+    products: Sequence[torch.Tensor],
+    bias: torch.Tensor,
+    log_sums: torch.Tensor,
+    grad_losses: torch.Tensor,
+    targets: torch.Tensor,
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """
+    The gradients of the products `(rows, block)` of the segments, in their type, and of the bias `(block,)`.
+
+    Args:
+        products (`list[torch.Tensor]`): As in [`prefix_log_sums`].
+        bias (`torch.Tensor` of shape `(block,)`): Bias of the block.
+        log_sums (`torch.Tensor` of shape `(dims, rows)`): Log-sum-exps over the whole vocabulary.
+        grad_losses (`torch.Tensor` of shape `(dims, rows)`): Gradients of the losses.
+        targets (`torch.LongTensor` of shape `(rows,)`): Targets, counted from the first entry of the block.
+    """
+    scores, gradients = bias, []
+    hits = torch.arange(len(bias), device=bias.device) == targets[:, None]
+    for product, log_sum, grad in zip(products, log_sums, grad_losses, strict=True):
+        scores = scores + product.to(bias.dtype)
+        gradients.append(((scores - log_sum[:, None]).exp() - hits.to(bias.dtype)) * grad[:, None])
+    for index in range(len(gradients) - 1, 0, -1):  # a segment is in its own prefix and in all longer ones
+        gradients[index - 1] = gradients[index - 1] + gradients[index]
+    return [each.to(products[0].dtype) for each in gradients], gradients[0].sum(dim=0)
+
+
+@functools.cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs as one kernel, for any number of rows and columns."""
+    return torch.compile(function, dynamic=True)
+
+
+class _CompiledCrossEntropy(torch.autograd.Function):
+    """See [`nested_cross_entropy`]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        head: _Head,
+    ) -> torch.Tensor:
+        rows = states.to(head.dtype)
+        offset = (weight.new_zeros(len(weight)) if bias is None else bias).to(head.precise)
+        parts = [
+            compiled(prefix_log_sums)(head.products(rows, weight[block].to(head.dtype)), offset[block])
+            for block in head.blocks
+        ]
+        log_sums = torch.stack(parts).logsumexp(dim=0)
+        ctx.head = head
+        ctx.save_for_backward(states, weight, offset, targets, log_sums)
+        return log_sums.T - target_scores(rows, weight, offset, targets, head)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_losses: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        states, weight, offset, targets, log_sums = ctx.saved_tensors
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        head, rows = ctx.head, states.to(ctx.head.dtype)
+        grad_states = torch.zeros_like(states, dtype=log_sums.dtype) if needs_states else None
+        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        grad_bias = torch.empty_like(offset) if needs_bias else None
+        grads = grad_losses.T.contiguous()
+        for block in head.blocks:
+            block_weight = weight[block].to(head.dtype)
+            products = head.products(rows, block_weight)
+            gradients, of_bias = compiled(segment_gradients)(
+                products, offset[block], log_sums, grads, targets - block.start
+            )
+            del products
+            for gradient, segment in zip(gradients, head.segments, strict=True):
+                if grad_states is not None:
+                    _add_product_(grad_states[:, segment], gradient, block_weight[:, segment])
+                if grad_weight is not None:
+                    grad_weight[block, segment] = gradient.T @ rows[:, segment]
+            if grad_bias is not None:
+                grad_bias[block] = of_bias
+        grad_states = grad_states.to(states.dtype) if grad_states is not None else None
+        return grad_states, grad_weight, grad_bias, None, None
 
 
 @dataclass(frozen=True)
