@@ -33,8 +33,6 @@ PIPELINES = {
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-    "AutoModelForMultipleChoice": "multiple-choice",
 }
 TRUST = ", trust_remote_code=True"
 

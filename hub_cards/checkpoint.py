@@ -44,8 +44,6 @@ HEADS = {
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForTokenClassification": "AutoModelForTokenClassification",
-    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
-    "ForMultipleChoice": "AutoModelForMultipleChoice",
     "Model": "AutoModel",
 }
 LICENSES = ("LICENSE*", "NOTICE*")

@@ -189,17 +189,8 @@ def _largest_difference(embedder: TextEmbedder, encoder: GridEncoder, content: b
 
 
 def quantize_onnx(file: Path, output: Path) -> Path:
-    """
-    Quantise the weights of an exported file to 8 bits, with one scale per channel. Activations are quantised as the
-    graph runs.
-
-    Args:
-        file (`Path`): The file that [`export_onnx`] wrote.
-        output (`Path`): File to write.
-
-    Returns:
-        `Path`: `output`.
-    """
+    """Quantise the weights of a file of [`export_onnx`] to 8 bits, with one scale per channel, and return the new
+    file, `output`. Activations are quantised as the graph runs."""
     require_onnx()
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -213,16 +204,8 @@ def quantize_onnx(file: Path, output: Path) -> Path:
 
 
 def halve_onnx(file: Path, output: Path) -> Path:
-    """
-    Convert the weights and the arithmetic of an exported file to float16. Its inputs and outputs keep their types.
-
-    Args:
-        file (`Path`): The file that [`export_onnx`] wrote.
-        output (`Path`): File to write.
-
-    Returns:
-        `Path`: `output`.
-    """
+    """Convert the weights and the arithmetic of a file of [`export_onnx`] to float16, and return the new file,
+    `output`. Inputs and outputs keep their types."""
     require_onnx()
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16

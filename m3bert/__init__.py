@@ -23,8 +23,6 @@ ARCHITECTURE = (
     "EmbeddingSettings",
     "M3BertConfig",
     "M3BertForMaskedLM",
-    "M3BertForMultipleChoice",
-    "M3BertForQuestionAnswering",
     "M3BertForSequenceClassification",
     "M3BertForTokenClassification",
     "M3BertModel",

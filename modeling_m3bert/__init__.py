@@ -4,8 +4,6 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
@@ -14,8 +12,6 @@ from .configuration_m3bert import M3BertConfig
 from .conversion_m3bert import convert_to_m3bert
 from .modeling_m3bert import (
     M3BertForMaskedLM,
-    M3BertForMultipleChoice,
-    M3BertForQuestionAnswering,
     M3BertForSequenceClassification,
     M3BertForTokenClassification,
     M3BertModel,
@@ -31,8 +27,6 @@ AutoModel.register(M3BertConfig, M3BertModel)
 AutoModelForMaskedLM.register(M3BertConfig, M3BertForMaskedLM)
 AutoModelForSequenceClassification.register(M3BertConfig, M3BertForSequenceClassification)
 AutoModelForTokenClassification.register(M3BertConfig, M3BertForTokenClassification)
-AutoModelForQuestionAnswering.register(M3BertConfig, M3BertForQuestionAnswering)
-AutoModelForMultipleChoice.register(M3BertConfig, M3BertForMultipleChoice)
 AutoConfig.register(M3BertQuantizerConfig.model_type, M3BertQuantizerConfig)
 AutoModel.register(M3BertQuantizerConfig, M3BertQuantizer)
 
@@ -40,8 +34,6 @@ __all__ = [
     "EmbeddingSettings",
     "M3BertConfig",
     "M3BertForMaskedLM",
-    "M3BertForMultipleChoice",
-    "M3BertForQuestionAnswering",
     "M3BertForSequenceClassification",
     "M3BertForTokenClassification",
     "M3BertModel",

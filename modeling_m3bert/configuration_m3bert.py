@@ -24,8 +24,6 @@ AUTO_MAP = {
     "AutoModelForMaskedLM": "modeling_m3bert.M3BertForMaskedLM",
     "AutoModelForSequenceClassification": "modeling_m3bert.M3BertForSequenceClassification",
     "AutoModelForTokenClassification": "modeling_m3bert.M3BertForTokenClassification",
-    "AutoModelForQuestionAnswering": "modeling_m3bert.M3BertForQuestionAnswering",
-    "AutoModelForMultipleChoice": "modeling_m3bert.M3BertForMultipleChoice",
 }
 
 

@@ -242,8 +242,7 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     native `forward` makes masks, positions and the final norm. `modules` run in the place of the layers, if given.
     """
     name, own = layer_list(model, model.config.num_hidden_layers)
-    config = model.config.__class__.__new__(model.config.__class__)  # older compilers do not read `copy.copy`
-    config.__dict__.update(model.config.__dict__)
+    config = copy.copy(model.config)
     set_layers(config, layers)
     hooks = getattr(transformers.utils, "output_capturing", None)
     # Once per model: a view that installs its own would record every state twice.

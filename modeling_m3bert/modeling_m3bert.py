@@ -13,8 +13,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
-    MultipleChoiceModelOutput,
-    QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
@@ -236,7 +234,6 @@ class M3BertEncoder(M3BertPreTrainedModel):
     _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
         r"^lm_head\.",
         r"^classifier\.",
-        r"^qa_outputs\.",
     ]
 
     def __init__(self, config: M3BertConfig):
@@ -430,15 +427,15 @@ class M3BertForMaskedLM(M3BertHead):
 class M3BertClassifier(M3BertHead):
     """Base class of the classification heads: encoder, dropout and a [`NestedLinear`] classifier."""
 
-    def __init__(self, config: M3BertConfig, num_outputs: int | None = None):
+    def __init__(self, config: M3BertConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = NestedLinear(config.hidden_size, config.num_labels if num_outputs is None else num_outputs)
+        self.classifier = NestedLinear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def classify_texts(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Logits `(batch, num_outputs)` of the pooled hidden states `(batch, tokens, dim)` of each text. Without a
+        """Logits `(batch, num_labels)` of the pooled hidden states `(batch, tokens, dim)` of each text. Without a
         mask, all tokens are real."""
         if self.config.classifier_pooling == "cls":
             pooled = states[:, 0]
@@ -506,92 +503,13 @@ class M3BertForTokenClassification(M3BertClassifier):
         )
 
 
-class M3BertForQuestionAnswering(M3BertHead):
-    """m3BERT with a head that scores each token as the start and the end of an answer."""
-
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config)
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.qa_outputs = NestedLinear(config.hidden_size, 2)  # peft trains and saves modules of this name
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        start_positions: torch.LongTensor | None = None,
-        end_positions: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> QuestionAnsweringModelOutput:
-        r"""
-        Takes the arguments of [`M3BertModel`] and `start_positions` and `end_positions` of shape `(batch,)`: the first
-        and the last token of the answer.
-
-        Returns:
-            [`~transformers.modeling_outputs.QuestionAnsweringModelOutput`]: start and end logits of shape `(batch,
-            tokens)`.
-        """
-        outputs = self.model(input_ids, attention_mask, return_dict=True, **kwargs)
-        start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-
-class M3BertForMultipleChoice(M3BertClassifier):
-    """m3BERT with a head that scores the texts to choose from."""
-
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config, 1)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> MultipleChoiceModelOutput:
-        r"""
-        Takes the arguments of [`M3BertModel`], with shape `(batch, choices, ...)` instead of `(batch, ...)`, and
-        `labels` of shape `(batch,)`: the index of the correct choice.
-
-        Returns:
-            [`~transformers.modeling_outputs.MultipleChoiceModelOutput`]: logits of shape `(batch, choices)`.
-        """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
-        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        flat = {name: value.flatten(0, 1) for name, value in tensors.items()}
-        outputs = self.model(**(inputs | flat), return_dict=True)
-        scores = self.classify_texts(outputs.last_hidden_state, flat.get("attention_mask"))
-        logits = scores.view(next(iter(tensors.values())).shape[:2])
-        loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-
 M3BertModel.register_for_auto_class("AutoModel")
 M3BertForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
 M3BertForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
 M3BertForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
-M3BertForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")
-M3BertForMultipleChoice.register_for_auto_class("AutoModelForMultipleChoice")
 
 __all__ = [
     "M3BertForMaskedLM",
-    "M3BertForMultipleChoice",
-    "M3BertForQuestionAnswering",
     "M3BertForSequenceClassification",
     "M3BertForTokenClassification",
     "M3BertModel",

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
-    AutoModelForQuestionAnswering,
     AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
@@ -38,7 +37,6 @@ from .modeling_m3bert import M3BertModel
 NATIVE_CLASSES: dict[str, tuple[Any, str | None]] = {
     "M3BertModel": (AutoModel, None),
     "M3BertForTokenClassification": (AutoModelForTokenClassification, "classifier"),
-    "M3BertForQuestionAnswering": (AutoModelForQuestionAnswering, "qa_outputs"),
 }
 
 
@@ -50,13 +48,11 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     Token types are zeros. The position embeddings of RoBERTa get zeros for the rows before the first position; its
     hidden states are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first
     token's hidden state, so that loading reports no missing weights. A native encoder returns hidden states of all
-    dims, without an exit: [`output_map`] is the rest. Heads are kept for token classification and question answering,
-    and contain that map. A native encoder reads no static table: the map of a layer that does is that of its hidden
-    state alone.
+    dims, without an exit: [`output_map`] is the rest. The head is kept for token classification, and contains that
+    map. A native encoder reads no static table: the map of a layer that does is that of its hidden state alone.
 
     Args:
-        model ([`M3BertModel`], [`M3BertForTokenClassification`] or [`M3BertForQuestionAnswering`]): A post-norm
-            m3BERT.
+        model ([`M3BertModel`] or [`M3BertForTokenClassification`]): A post-norm m3BERT.
         model_type (`str`, *optional*): Model type of the result: `"bert"`, `"roberta"`, `"xlm-roberta"`,
             `"camembert"`, `"data2vec-text"`, `"electra"` or `"distilbert"`. Default: that of the encoder that the
             model was converted from, or else `"bert"`.

@@ -116,7 +116,11 @@ def test_figures_of_the_documentation_are_those_of_the_results_files():
     head = json.loads((root / "benchmarks" / "results" / "masked_lm_head.json").read_text())
     shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \| `masked_lm_head` \|", page)]
     assert shown == [round(head[name], 2) for name in import_module("benchmarks.masked_lm_head").BOUNDS]
-    assert not peers["quick"] and not head["quick"]
+    gpu = json.loads((root / "benchmarks" / "results" / "gpu_steps.json").read_text())
+    shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \| [\d,]+ \| [\d.]+ \|$", page, flags=re.MULTILINE)]
+    names = ("stage1_vs_plain", "stage1_vs_loop", "mipic_vs_mrl", "mic_vs_mrl")
+    assert shown == [round(gpu[name], 2) for name in names]
+    assert not any(result["quick"] for result in (peers, head, gpu))
 
 
 def test_the_allocator_is_counted_exactly():

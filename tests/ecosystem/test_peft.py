@@ -26,11 +26,6 @@ TASKS = {
         modeling_m3bert.M3BertForTokenClassification,
         {"labels": torch.arange(28).view(4, 7) % 2},
     ),
-    "QUESTION_ANS": (
-        "AutoModelForQuestionAnswering",
-        modeling_m3bert.M3BertForQuestionAnswering,
-        {"start_positions": torch.tensor([1, 0, 0, 2]), "end_positions": torch.tensor([4, 1, 0, 3])},
-    ),
     None: (
         "AutoModelForMaskedLM",
         modeling_m3bert.M3BertForMaskedLM,

@@ -21,7 +21,12 @@ from m3bert.hub_cards.metadata import Statements
 from m3bert.hub_cards.publication import Options, describe, prepare
 from m3bert.hub_cards.sections import parse
 from m3bert.hub_cards.training_record import TrainingRecord, parts_of
-from m3bert.modeling import M3BertForMaskedLM, M3BertForQuestionAnswering, M3BertForSequenceClassification, M3BertModel
+from m3bert.modeling import (
+    M3BertForMaskedLM,
+    M3BertForSequenceClassification,
+    M3BertForTokenClassification,
+    M3BertModel,
+)
 from m3bert.trainers import (
     ContrastiveConfig,
     Grid,
@@ -327,7 +332,7 @@ def test_what_was_not_measured_is_not_shown(run, tmp_path):
     [
         (M3BertForMaskedLM, "fill-mask", 'pipeline("fill-mask"'),
         (M3BertForSequenceClassification, "text-classification", 'pipeline("text-classification"'),
-        (M3BertForQuestionAnswering, "question-answering", "AutoModelForQuestionAnswering.from_pretrained(repo"),
+        (M3BertForTokenClassification, "token-classification", 'pipeline("token-classification"'),
         (M3BertModel, "feature-extraction", 'SentenceTransformer("user/model"'),
     ],
 )

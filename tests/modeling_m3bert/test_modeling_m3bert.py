@@ -13,8 +13,6 @@ from transformers import DataCollatorWithFlattening
 
 from m3bert.modeling import (
     M3BertForMaskedLM,
-    M3BertForMultipleChoice,
-    M3BertForQuestionAnswering,
     M3BertForSequenceClassification,
     M3BertForTokenClassification,
     M3BertModel,
@@ -201,12 +199,6 @@ def test_the_masked_lm_head_stays_nested_when_the_vocabulary_is_resized(tmp_path
 HEADS = [
     (M3BertForSequenceClassification, {"labels": torch.tensor([0, 2, 1, 1])}, (4, 3)),
     (M3BertForTokenClassification, {"labels": torch.randint(3, (4, 7))}, (4, 7, 3)),
-    (
-        M3BertForQuestionAnswering,
-        {"start_positions": torch.tensor([1, 0, 0, 2]), "end_positions": torch.tensor([2, 1, 0, 4])},
-        (4, 7),
-    ),
-    (M3BertForMultipleChoice, {"labels": torch.tensor([0, 1])}, (2, 2)),
 ]
 
 
@@ -215,14 +207,12 @@ HEADS = [
 def test_heads_work_and_learn_at_any_granularity(head, labels, shape, granularity):
     model = head(tiny_config(num_labels=3, attention_dropout=0.0, embedding_dropout=0.0)).train()
     batch = padded_batch()
-    if head is M3BertForMultipleChoice:
-        batch = {name: value.view(2, 2, 7) for name, value in batch.items()}
     layer, dim = granularity
     outputs = model(**batch, **labels, output_layer=layer, output_dim=dim)
     assert outputs[1].shape == shape
     outputs.loss.backward()
     width = dim or 32
-    gradient = (model.qa_outputs if head is M3BertForQuestionAnswering else model.classifier).weight.grad
+    gradient = model.classifier.weight.grad
     assert (gradient[:, :width].abs().sum(0) > 0).all()
     assert (gradient[:, width:] == 0).all()
     assert model.model.embed_tokens.weight.grad.abs().sum() > 0
@@ -236,8 +226,6 @@ def batch_and_embeddings(model):
     """One batch as token ids and as embeddings, in the shapes that the model takes."""
     batch = padded_batch()
     batch |= {"position_ids": torch.arange(1, 8).expand(4, 7), "token_type_ids": torch.zeros(4, 7, dtype=torch.long)}
-    if isinstance(model, M3BertForMultipleChoice):
-        batch = {name: value.unflatten(0, (2, 2)) for name, value in batch.items()}
     embedded = {**batch, "inputs_embeds": model.get_input_embeddings()(batch["input_ids"])}
     return batch, {name: value for name, value in embedded.items() if name != "input_ids"}
 

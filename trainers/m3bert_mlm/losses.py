@@ -68,11 +68,9 @@ def nested_cross_entropy(
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    if is_compiled(states):
-        return _CompiledCrossEntropy.apply(
-            states, weight, bias, targets, _Head.of(states, weight, dims, block_size, False)
-        )
     head = _Head.of(states, weight, dims, block_size)
+    if is_compiled(states):
+        return _CompiledCrossEntropy.apply(states, weight, bias, targets, head)
     return _NestedCrossEntropy.apply(states, weight, bias, targets, head, None)[0]
 
 
@@ -129,7 +127,7 @@ def nested_cross_entropy_and_divergence(
 def default_block_size(rows: torch.Tensor) -> int:
     """Default number of vocabulary entries at a time for these rows."""
     scores = CPU_BLOCK_SCORES if rows.device.type == "cpu" else BLOCK_SCORES
-    return max(256, scores // max(1, len(rows)))
+    return max(256, scores // max(1, len(rows)) // 64 * 64)  # products of odd widths take a slow kernel
 
 
 @dataclass
@@ -152,12 +150,14 @@ class _Head:
     stored: torch.Tensor | None
 
     @classmethod
-    def of(
-        cls, rows: torch.Tensor, weight: torch.Tensor, dims: Sequence[int], block_size: int | None, store: bool = True
-    ) -> Self:
+    def of(cls, rows: torch.Tensor, weight: torch.Tensor, dims: Sequence[int], block_size: int | None) -> Self:
         kind = rows.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
-        fits = store and len(rows) <= weight.shape[1] and weight.dtype == torch.promote_types(dtype, torch.float32)
+        fits = (
+            not is_compiled(rows)
+            and len(rows) <= weight.shape[1]
+            and weight.dtype == torch.promote_types(dtype, torch.float32)
+        )
         stored = torch.empty_like(weight) if fits and torch.is_grad_enabled() and weight.requires_grad else None
         size = min(block_size or default_block_size(rows), len(weight))
         return cls(segments(check_dims(dims, rows.shape[1])), blocks(len(weight), size), dtype, stored)
