@@ -295,7 +295,7 @@ ABLATIONS = replace(
         "classification": ("banking77", "emotion", "tweeteval-emotion"),
         "pairs": ("mrpc",),
     },
-    frozen={},
+    frozen={"reinitialised": "6866a8baee8d"},
     claims=tuple(
         Claim(better, worse, "4x16,32,64", source, family, reported=reported)
         for better, worse, source, family, reported in (
