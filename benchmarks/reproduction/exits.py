@@ -38,8 +38,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction.study import Run, add_results, development_tasks
-from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_out
+from benchmarks.reproduction.study import Run, add_results, is_there, tests_there
+from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_out, rows_of
 from m3bert.commands.command import run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
@@ -47,7 +47,6 @@ from m3bert.encode.batch import PassCost
 from m3bert.encode.padded_batches import tokenized_chunks
 from m3bert.evaluation import GridEncoder, Retrieval
 from m3bert.evaluation.evaluators import Evaluator
-from m3bert.evaluation.readers import load_task, read_rows
 from m3bert.exits.passes import RawStates
 from m3bert.modeling import M3BertModel
 from m3bert.modeling.modeling_elastic import Elasticity
@@ -102,28 +101,30 @@ Encode = Callable[[list[str]], Mapping[int, torch.Tensor]]
 def sources(data: Path) -> dict[str, list[str]]:
     """Source -> its texts, in a fixed random order."""
     draw, excluded = random.Random(0), held_out(data, STS_SPLITS)
-    files = {name: lines(data / "text-english" / f"{name}.txt.gz") for name in ("news", "web", "brown")}
+    files = {name: lines(data, f"text-english/{name}.txt.gz") for name in ("news", "web", "brown")}
     found = {f"{name} passages": passages(files[name], draw) for name in files}
     found |= {name: [line for line in files[name] if len(line.split()) >= 4] for name in ("news", "web")}
     found["wikipedia"] = [
         detokenised(line)
         for split in ("dev", "test")
-        for line in lines(data / "wikitext-2" / f"{split}.txt.gz")
+        for line in lines(data, f"wikitext-2/{split}.txt.gz")
         if not line.startswith("=") and len(line.split()) >= 30
     ]
-    found["captions"] = [row["captions"][0] for row in read_rows(data / "multi30k-captions" / "train.jsonl.gz")]
-    found["questions"] = [row["text"] for row in read_rows(data / "banking77" / "train.jsonl.gz")]
+    found["captions"] = [row["captions"][0] for row in rows_of(data, "multi30k-captions", "train")]
+    found["questions"] = [row["text"] for row in rows_of(data, "banking77", "train")]
     chosen = {}
     for name, count in COUNTS.items():
         own = sorted({text for text in found[name] if text.lower() not in excluded})
         draw.shuffle(own)
         chosen[name] = own[:count]
-    return chosen
+    return {name: its for name, its in chosen.items() if its}
 
 
-def lines(file: Path) -> list[str]:
-    """The lines of a gzipped file that are not empty."""
-    with gzip.open(file, "rt", encoding="utf-8") as opened:
+def lines(data: Path, name: str) -> list[str]:
+    """The lines of a gzipped file that are not empty; none of a data set that is not there."""
+    if not is_there(data, name.partition("/")[0]):
+        return []
+    with gzip.open(data / name, "rt", encoding="utf-8") as opened:
         return [line.strip() for line in opened if line.strip()]
 
 
@@ -176,8 +177,7 @@ def short_queries(texts: Mapping[str, Sequence[str]]) -> list[str]:
 def evaluators(data: Path, development: bool) -> dict[str, Evaluator]:
     """Name -> evaluator of each test, or of each development set."""
     names = ["stsb-dev", "sick-dev", "msmarco-mini"] if development else [*STS_TESTS, *RETRIEVAL_TESTS]
-    tasks = development_tasks(names)
-    return {task.name: load_task(task, data) for task in tasks}
+    return tests_there(names, data)
 
 
 def encoded(encode: Encode, texts: Sequence[str]) -> States:
@@ -220,7 +220,7 @@ def raw_states(data: Path, name: str) -> Any:
         else:
             tests = evaluators(data, name == "development")
             kept = RETRIEVAL_TESTS if name == "retrieval" else [*tests]
-            states = encode_tests(encode, {test: tests[test] for test in kept})
+            states = encode_tests(encode, {test: tests[test] for test in kept if test in tests})
         seconds = time.perf_counter() - start
         print(f"{name}: encoded in {seconds:.0f} s", flush=True)
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def fit(
         fit_exits(
             model,
             tokenizer,
-            {source: texts[source][: int(share * len(texts[source]))] for source in only},
+            {source: texts[source][: int(share * len(texts[source]))] for source in only if source in texts},
             max_length=MAX_LENGTH,
             cache_dir=FOLDER,
             **options,

@@ -33,10 +33,9 @@ from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, sources
-from benchmarks.reproduction.study import add_results, development_tasks
+from benchmarks.reproduction.study import add_results, tests_there
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.evaluation.readers import load_task
 from m3bert.exits.passes import RawStates
 from m3bert.modeling import EmbeddingSettings
 from m3bert.trainers import Granularity, TeacherEmbeddings, fit_exits, nested_states, truncate
@@ -156,7 +155,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     data = data_folder()
     encoders = Encoder("minilm", default_base()), Encoder("e5", options.model)
-    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS)}
+    tests = tests_there(TESTS, data)
     texts = pairs_of(data)
     about = {
         "command": "python -m benchmarks.reproduction.join",

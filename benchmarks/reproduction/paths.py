@@ -37,12 +37,11 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RESULTS, RETRIEVAL_TESTS, sources
-from benchmarks.reproduction.study import add_results, development_tasks
+from benchmarks.reproduction.study import add_results, tests_there
 from m3bert.commands import fit
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.tokenized_texts import TokenizedText, TokenizedTexts
-from m3bert.evaluation.readers import load_task
 from m3bert.exits.choice import Queries, without_queries
 from m3bert.exits.fit import REFIT_TEXTS
 from m3bert.exits.passes import PATH_TEXTS, RawStates, TextPasses
@@ -131,7 +130,7 @@ def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
     names = ("texts", "sources", "max_length", "prompts", "paths", "candidates", "retrieval")
     record = {key: (spec.fit or {}).get(key) for key in names}
     record["seconds"] = int((folder / "seconds").read_text())
-    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS)}
+    tests = tests_there(TESTS, data)
     documents, native = documents_of(name, source, tests), FOLDER / f"paths-{name}-native"
     runs = {"full": (last, Path(source), None), "table": (0, folder, 0)}
     for depth, layers in spec.depths.items():
@@ -160,7 +159,7 @@ def score_candidates(name: str, source: str, data: Path) -> None:
     settings = EmbeddingSettings.of(model) or EmbeddingSettings()
     asked, prompts = settings.prompts.get("query", ""), list(settings.prompts.values()) or [""]
     last, width = model.config.num_hidden_layers, model.config.hidden_size
-    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS)}
+    tests = tests_there(TESTS, data)
     documents = documents_of(name, source, tests)
     ids = {
         test: tokenizer([asked + text for text in its.texts["queries"]], truncation=True, max_length=MAX_LENGTH)[

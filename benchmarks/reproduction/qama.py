@@ -220,10 +220,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--baselines", action="store_true", help="score codes that are not trained")
     options = parser.parse_args(arguments)
     data = data_folder()
-    tests = ["msmarco-mini"] if options.development else RETRIEVAL_TESTS
     file = RESULTS / ("qama_development.json" if options.development else "qama.json")
     vectors = embeddings(data, "development" if options.development else "tests")
     every: Any = evaluators(data, options.development)
+    tests = [test for test in every if test in (*RETRIEVAL_TESTS, "msmarco-mini")]
     if options.baselines:
         train = torch.stack(list(training_texts(data).values()))
         baselines = {test: scalar_codes(every[test], vectors[test]) for test in tests}

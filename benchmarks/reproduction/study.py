@@ -19,6 +19,8 @@ from datasets import Dataset
 from benchmarks._measure import commit
 from m3bert.commands.recipes import merged
 from m3bert.evaluation import Task, find_task
+from m3bert.evaluation.evaluators import Evaluator
+from m3bert.evaluation.readers import load_task
 from m3bert.trainers import Granularity
 from m3bert.trainers.core.checkpoints import complete_checkpoints
 
@@ -106,6 +108,11 @@ def is_there(data: Path, folder: str) -> bool:
 def tasks_there(tasks: Iterable[Task], data: Path) -> list[Task]:
     """The tasks whose data is there, or on the Hub."""
     return [task for task in tasks if task.hub is not None or task.builtin or is_there(data, task.folder or task.name)]
+
+
+def tests_there(names: Iterable[str], data: Path) -> dict[str, Evaluator]:
+    """Name -> evaluator of each of these tasks, or development sets, whose data is there."""
+    return {task.name: load_task(task, data) for task in tasks_there(development_tasks(names), data)}
 
 
 def held_out_sentences(rows: Iterable[dict[str, Any]]) -> set[str]:

@@ -33,12 +33,11 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import FOLDER, LONGER_SHARE, MAX_LENGTH, RESULTS, SHORT, short_queries, sources
 from benchmarks.reproduction.paths import embed
-from benchmarks.reproduction.study import Run, add_results, development_tasks
+from benchmarks.reproduction.study import Run, add_results, tests_there
 from m3bert.commands import fit
 from m3bert.commands.command import run_command
 from m3bert.commands.recipes import read_recipes
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.evaluation.readers import load_task
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.modeling import EmbeddingSettings
@@ -157,11 +156,10 @@ def score(name: str, source: str, run: str, folder: Path, data: Path, developmen
         return
     size = Granularity(AutoModel.from_pretrained(folder).config.num_hidden_layers, 384)
     scores = {"seconds": {size: seconds}} if seconds else {}
-    for task in development_tasks(TESTED[:1] if development else TESTED):
-        evaluator = load_task(task, data)
+    for test, evaluator in tests_there(TESTED[:1] if development else TESTED, data).items():
         sides = {"queries": embed(folder, "queries", list(evaluator.texts["queries"]))}
-        sides["documents"] = documents_of(name, source, task.name, list(evaluator.texts["documents"]))
-        scores[task.name] = {size: evaluator.score(sides)[evaluator.main_metric]}
+        sides["documents"] = documents_of(name, source, test, list(evaluator.texts["documents"]))
+        scores[test] = {size: evaluator.score(sides)[evaluator.main_metric]}
     add_results(file, {f"{name} {run}": {"0": scores}}, about(development))
     print(name, run, {test: round(next(iter(its.values())), 4) for test, its in scores.items()}, flush=True)
 

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     texts = [text for its in sources(data).values() for text in its]
     (cranfield,) = (load_task(task, data) for task in development_tasks(["cranfield"]))
     others = {"Cranfield": list(cranfield.texts["documents"])}
-    others |= {name: lines(data / "text-multilingual" / f"{name}.txt.gz")[:1000] for name in LANGUAGES}
+    others |= {name: lines(data, f"text-multilingual/{name}.txt.gz")[:1000] for name in LANGUAGES}
     about = {
         "command": "python -m benchmarks.reproduction.trim",
         "settings": {"texts": len(texts), "max_length": MAX_LENGTH, "states": SHOWN},

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from benchmarks.reproduction import paths
+from benchmarks.reproduction import exits, paths
 from benchmarks.reproduction.backbones import backbone, contrastive, reinitialised
 from benchmarks.reproduction.studies import IBKD, REGULARIZERS
 from benchmarks.reproduction.terms import gradients
@@ -158,3 +158,15 @@ def test_paths_are_scored_as_native_and_as_elastic_models(minilm, study_of_paths
     assert values["full"]["6x384"] == 1.0 > values["1,6, native"]["2x384"]
     monkeypatch.setattr(paths, "add_results", None)
     paths.score_encoder("tiny", minilm, folder, data)
+
+
+def test_a_study_runs_without_the_sets_that_are_not_there(tmp_path, capsys):
+    (tmp_path / "banking77").mkdir()
+    with gzip.open(tmp_path / "banking77" / "train.jsonl.gz", "wt") as file:
+        file.write('{"text": "Where is my card?"}\n')
+    assert exits.sources(tmp_path) == {"questions": ["Where is my card?"]}
+    assert exits.evaluators(tmp_path, development=True) == {}
+    said = capsys.readouterr().out
+    assert all(
+        f"{name} is not in {tmp_path}" in said for name in ("text-english", "wikitext-2", "stsb", "msmarco-mini")
+    )
