@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -307,8 +309,8 @@ class _NestedCrossEntropy(torch.autograd.Function):
 
 
 def is_compiled(states: torch.Tensor) -> bool:
-    """Whether the loss of these hidden states is compiled: on a GPU for which there is a compiler."""
-    return states.is_cuda and find_spec("triton") is not None
+    """Whether the loss of these hidden states is compiled: on a GPU."""
+    return states.is_cuda
 
 
 def prefix_log_sums(products: Sequence[torch.Tensor], bias: torch.Tensor) -> torch.Tensor:
@@ -350,8 +352,10 @@ def segment_gradients(
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs as one kernel, for any number of rows and columns."""
-    return torch.compile(function, dynamic=True)
+    """A function as one kernel for any number of rows and columns, where Triton and the C compiler that it calls are
+    there; else the function as it is."""
+    there = find_spec("triton") and any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang")))
+    return torch.compile(function, dynamic=True) if there else function
 
 
 class _CompiledCrossEntropy(torch.autograd.Function):
@@ -385,12 +389,11 @@ class _CompiledCrossEntropy(torch.autograd.Function):
         head, rows = ctx.head, states.to(ctx.head.dtype)
         grad_states = torch.zeros_like(states, dtype=log_sums.dtype) if needs_states else None
         grad_weight = torch.zeros_like(weight) if needs_weight else None
-        grad_bias = torch.empty_like(offset) if needs_bias else None
-        grads = grad_losses.T.contiguous()
+        grad_bias, grads = torch.empty_like(offset), grad_losses.T.contiguous()
         for block in head.blocks:
             block_weight = weight[block].to(head.dtype)
             products = head.products(rows, block_weight)
-            gradients, of_bias = compiled(segment_gradients)(
+            gradients, grad_bias[block] = compiled(segment_gradients)(
                 products, offset[block], log_sums, grads, targets - block.start
             )
             del products
@@ -399,10 +402,8 @@ class _CompiledCrossEntropy(torch.autograd.Function):
                     _add_product_(grad_states[:, segment], gradient, block_weight[:, segment])
                 if grad_weight is not None:
                     grad_weight[block, segment] = gradient.T @ rows[:, segment]
-            if grad_bias is not None:
-                grad_bias[block] = of_bias
         grad_states = grad_states.to(states.dtype) if grad_states is not None else None
-        return grad_states, grad_weight, grad_bias, None, None
+        return grad_states, grad_weight, grad_bias if needs_bias else None, None, None
 
 
 @dataclass(frozen=True)
