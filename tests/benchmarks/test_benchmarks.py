@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import __main__ as everything, _measure
+from benchmarks import __main__ as everything, _measure, gpu_steps
 from benchmarks._measure import Benchmark, Bound, allocated_peak, at_least, at_most
+from m3bert.modeling import M3BertForMaskedLM
+from m3bert.trainers import Grid, MultigranularMLM, NestedModel
+from tests.conftest import tiny_config
 
 
 FIGURES = {"fast": at_most(0.5, one_thread=0.7), "good": at_least(0.9), "plain": None}
@@ -134,3 +137,22 @@ def test_the_allocator_is_counted_exactly():
         third.resize_(0)
 
     assert allocated_peak(work) == pytest.approx(3.0, abs=0.01)
+
+
+def test_the_loop_that_a_gpu_is_compared_with_has_the_same_gradients():
+    grid = Grid.parse("2,4,6x8,16,32")
+    torch.manual_seed(0)
+    config = tiny_config(embedding_dropout=0.0, attention_dropout=0.0, sparse_prediction=True, initializer_range=0.1)
+    model = M3BertForMaskedLM(config).train().to(gpu_steps.DEVICE)
+    ids = torch.randint(5, 99, (8, 16), device=gpu_steps.DEVICE)
+    labels = torch.where(torch.rand(ids.shape, device=ids.device) < 0.5, ids, -100)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    gradients = []
+    for step in (
+        lambda: gpu_steps.step_of(NestedModel(model, MultigranularMLM(grid)), batch, torch.bfloat16),
+        lambda: gpu_steps.loop(model, grid, batch),
+    ):
+        model.zero_grad()
+        step()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert (gradients[0] - gradients[1]).norm() < 0.02 * gradients[1].norm()
