@@ -82,8 +82,11 @@ def runs_on(
     study: Study, runs: Sequence[Mapping[str, Any]], backbone: str
 ) -> dict[tuple[str, int], Mapping[str, Any]]:
     """(method, seed) -> run of one backbone. Without training, a method is the same for every seed. Results of an
-    earlier script count only where there are no others: the two saw their texts in different orders."""
+    earlier script count only where there are no others: the two saw their texts in different orders. ValueError if
+    the backbone was made more than once, which gives other weights on another processor."""
     own = [run for run in runs if run["backbone"] == backbone]
+    if len({run["weights"] for run in own if "weights" in run}) > 1:
+        raise ValueError(f"The runs of {study.name} on {backbone} are of several backbones, which cannot be compared.")
     own = [run for run in own if not from_earlier_script(run)] or own
     return {
         (run["method"], seed): run

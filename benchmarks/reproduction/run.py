@@ -26,6 +26,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +36,7 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, TrainingArguments, set_seed
 
 from benchmarks._measure import about
-from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, backbone, corpus
+from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, MADE, backbone, corpus
 from benchmarks.reproduction.design import Study
 from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.study import development_tasks, tasks_there
@@ -346,11 +347,14 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
     found = evaluate_grid(
         encoder, tasks, data, two_stages=False, asymmetric=False, unfinished=work / "scores.json", seed=run.seed
     )
+    made = cache / run.backbone / "model.safetensors"
+    weights = {"weights": sha256(made.read_bytes()).hexdigest()[:12]} if run.backbone in MADE else {}
     seconds = record["seconds"] | {"evaluation": sum(sum(its.values()) for its in found.seconds.values())}
     result: dict[str, Any] = {
         "study": study.name,
         "method": run.method,
         "backbone": run.backbone,
+        **weights,
         "seed": run.seed,
         "learning_rate": rate,
         "split": "development" if run.development else "test",

@@ -208,6 +208,13 @@ def test_a_backbone_without_training_is_scored_once_and_compared_with_every_seed
     assert report.equal_seeds(study, runs) == ([0, 1, 2], ["untouched", "MRL"], [])
 
 
+def test_runs_on_backbones_that_were_made_apart_are_not_compared():
+    runs = [fake(TINY, "MRL", seed, 0.5, weights=weights) for seed, weights in ((0, "one"), (1, "other"))]
+    assert len(report.runs_on(TINY, [runs[0], {**runs[1], "weights": "one"}], "real")) == 2
+    with pytest.raises(ValueError, match="of several backbones"):
+        report.runs_on(TINY, runs, "real")
+
+
 def earlier(study: Study, method: str, seed: int, value: float) -> dict[str, Any]:
     """Results of an earlier script."""
     found = fake(study, method, seed, value)
