@@ -125,6 +125,7 @@ READINGS = replace(
     methods={name: its for name, its in BASELINES.items() if name not in ("Starbucks", "2DMSE")},
     replacements={},
     backbones=("mlm",),
+    frozen={"mlm": "b15fb9c131b7"},
     claims=tuple(
         claim for claim in NESTED.claims if claim.better.startswith(("MIPIC", "MIC")) and claim.worse in ("MRL", "ESE")
     ),
