@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer, models
 from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, BertConfig, BertModel
 
@@ -169,20 +168,23 @@ def test_files_of_the_same_name_are_all_read(source, files, tmp_path):
     assert record["texts"] == 100 and record["sources"] == {"lines.txt": 60, str(other): 40}
 
 
-def test_columns_that_are_joined_are_fitted_as_one_text(source, tmp_path):
+def test_columns_that_are_joined_are_fitted_as_one_text(source, tmp_path, monkeypatch):
     rows = [{"title": text, "body": other} for text, other in zip(random_texts(60), random_texts(60, 1), strict=True)]
     for row in rows[:5]:
         row["title"] = None
     (tmp_path / "two.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     separator = AutoTokenizer.from_pretrained(source).sep_token
     texts = [f" {separator} ".join(filter(None, row.values())) for row in rows]
-    (tmp_path / "one.txt").write_text("\n".join(texts))
-    fit([source, str(tmp_path / "a"), "--files", str(tmp_path / "two.jsonl"), "--text_column", "title+body"])
-    fit([source, str(tmp_path / "b"), "--files", str(tmp_path / "one.txt")])
-    one, other = (load_file(tmp_path / name / "elastic" / "weights.safetensors") for name in "ab")
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():  # equal texts, whose sums a busy machine may add in another order
-        assert (other[name] - tensor).norm() <= 1e-3 * tensor.norm(), name
+    read: list[str] = []
+
+    def recorded(model, tokenizer, sources, **options):
+        read.extend(text for texts in sources.values() for text in texts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("m3bert.exits.fit.fit_exits", recorded)
+    with pytest.raises(KeyboardInterrupt):
+        fit([source, str(tmp_path / "a"), "--files", str(tmp_path / "two.jsonl"), "--text_column", "title+body"])
+    assert read == texts
 
 
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
