@@ -64,7 +64,7 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Any) -
     from ..trainers.data.files import load_files
 
     with state.main_process_first():
-        dataset = load_files(options.files)
+        dataset = load_files(options.files, text=fields_of(options.text_column))
     require_columns(dataset, fields_of(options.text_column), ", ".join(options.files))
     role: Role = "document" if options.document else "query"
     load = partial(load_encoder, encoding, getattr(torch, options.dtype))

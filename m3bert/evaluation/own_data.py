@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import datasets
 
 from ..trainers.data.files import load_files
-from ..trainers.data.formats import FORMATS, suffix_of
+from ..trainers.data.formats import FORMATS, number_of, suffix_of, text_of
 from ..trainers.data.hub_data import load_hub
 from .readers import Read, Rows, first_of, read_rows
 from .tasks import GROUPS, TASKS, HubData, Task
@@ -65,7 +65,8 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
         split (`str`, *optional*, defaults to `"test"`): Split of a folder or of a data set on the Hub.
 
     Returns:
-        [`Task`]: named after the file, the folder or the data set. Rows that lack a value are left out with a warning.
+        [`Task`]: named after the file, the folder or the data set. Rows that lack a value, or whose
+            number is NaN, are left out with a warning.
 
     Raises:
         ValueError: if there is no such file or column, or a value is not a number. The message names the source.
@@ -75,14 +76,10 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
     table = _read_table(source, hub, split)
     third = "label" if "label" in table.column_names and "score" not in table.column_names else "score"
     columns = tuple(columns) or ("sentence1", "sentence2", third)
-    rows = _rows(source, table, ("sentence1", "sentence2", "score"), columns)
     classes = getattr(table.features[columns[2]], "names", ())
     if len(classes) > 2:
         raise ValueError(f"{source}: column {columns[2]!r} has classes, which are no scores: {', '.join(classes)}.")
-    try:
-        rows = [{**row, "score": float(row["score"])} for row in rows]
-    except ValueError as error:
-        raise ValueError(f"{source}, column {columns[2]!r}: {error}.") from error
+    rows = _rows(source, table, ("sentence1", "sentence2", "score"), columns, number_of)
     labelled = all(row["score"] in (0, 1) for row in rows)
     if labelled:
         rows = [{**row, "label": int(row["score"])} for row in rows]
@@ -91,7 +88,8 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
 
 def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), split: str = "test") -> Task:
     """
-    Classification of your own labelled texts. A label is a number or a text.
+    Classification of your own labelled texts. Labels are compared as texts ([`~trainers.data.formats.text_of`]): `007`
+    of a CSV file is not `7`, and the number 7 of a JSON file is.
 
     Args:
         source (`str`): A folder with the files `train` and `test` (`.csv`, `.tsv`, `.jsonl` or `.parquet`, also
@@ -109,11 +107,8 @@ def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), spli
     """
     hub, single = hub_source(source), Path(source).is_file()
     tables = [_read_table(source, hub, part) for part in ((split,) if single else ("train", split))]
-    parts = [_rows(source, table, ("text", "label"), columns) for table in tables]
+    parts = [_rows(source, table, ("text", "label"), columns, text_of) for table in tables]
     train, test = _drawn(parts[0]) if single else parts
-    if not all(isinstance(row["label"], int) for row in train + test):
-        for row in train + test:
-            row["label"] = str(row["label"])
     return _own_task(source, "classification", hub, {"train": train, split: test}.__getitem__, split)
 
 
@@ -167,15 +162,17 @@ def _read_table(source: str, hub: HubData | None, split: str) -> Any:
     return load_files([str(found[0])])
 
 
-def _rows(source: str, table: Any, names: Sequence[str], columns: Sequence[str]) -> Rows:
+def _rows(
+    source: str, table: Any, names: Sequence[str], columns: Sequence[str], value_of: Callable[[Any], Any]
+) -> Rows:
     """
-    The rows of a table under our names of its columns. All columns but the last have texts. Rows that lack a value are
-    left out, with a warning.
+    The rows of a table under our names of its columns. All columns but the last have texts; `value_of` reads that.
+    Rows that lack a value are left out, with a warning.
 
     Raises:
-        ValueError: if a column is missing or is not text, or no row is whole.
+        ValueError: if a column is missing or is not text, a value cannot be read, or no row is whole.
     """
-    *texts, _ = columns
+    *texts, last = columns
     missing = [column for column in columns if column not in table.column_names]
     wrong = [column for column in texts if column not in missing and "string" not in str(table.features[column])]
     if missing or wrong or len(columns) != len(names):
@@ -186,6 +183,10 @@ def _rows(source: str, table: Any, names: Sequence[str], columns: Sequence[str])
         )
     rows, lacking = [], []
     for number, values in enumerate(table.select_columns(list(columns)), 1):
+        try:
+            values[last] = value_of(values[last])
+        except ValueError as error:
+            raise ValueError(f"{source}, row {number}, column {last!r}: {error}.") from error
         if all(values[column] is not None and str(values[column]).strip() for column in columns):
             rows.append({name: values[column] for name, column in zip(names, columns, strict=True)})
         else:
@@ -237,11 +238,14 @@ def _named(rows: Rows, place: str, part: str) -> Rows:
     The rows of a part of a collection under our names: `id` for `_id`.
 
     Raises:
-        ValueError: if there are no rows, or a row lacks a field. The message names the place.
+        ValueError: if there are no rows, or a row lacks a field or has no id. The message names the place.
     """
     rows = [{**row, "id": row["_id"]} if "_id" in row else row for row in rows]
     needed = {"query-id", "corpus-id"} if part == "qrels" else {"id", "text"}
     if lacking := [row for row in rows or [{}] if not row.keys() >= needed]:
         fields = ", ".join(lacking[0]) or "none"
         raise ValueError(f"{place}: every row needs {' and '.join(sorted(needed))}; one has the fields {fields}.")
+    for name in sorted(needed - {"text"}):
+        if any(text_of(row[name]) is None for row in rows):
+            raise ValueError(f"{place}: a row has no {name}.")
     return rows

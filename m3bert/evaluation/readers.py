@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..trainers.data.files import reading
+from ..trainers.data.formats import number_of, rows_of, text_of
 from ..trainers.data.hub_data import load_hub
 from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
 from .evaluators import STS, BitextMining, Classification, Evaluator, Geometry, PairClassification, Retrieval
@@ -86,17 +83,8 @@ def stdlib_rows(part: str) -> Rows:
 
 
 def read_rows(file: Path) -> Rows:
-    """
-    Rows of a JSON Lines file, or of a TSV file with a header, whose values are texts; plain or gzipped.
-
-    Raises:
-        ValueError: if the file cannot be read. The message names it.
-    """
-    opened: Any = gzip.open if file.suffix == ".gz" else open
-    with reading(str(file)), opened(file, "rt", encoding="utf-8") as lines:
-        if ".tsv" in file.suffixes:
-            return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-        return [json.loads(line) for line in lines if line.strip()]
+    """The rows of a JSON Lines file, or of a TSV file whose quotes are text. Raises as [`rows_of`]."""
+    return [*rows_of(str(file), quoted=False)]
 
 
 def first_of(members: Iterable[object]) -> str:
@@ -152,14 +140,19 @@ def _read_classification(task: Task, read: Read) -> Classification:
 def _read_retrieval(task: Task, read: Read) -> Retrieval:
     """
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
-    documents or queries that are not there are counted in a warning. Without a score, a judgement says "relevant".
+    documents or queries that are not there are counted in a warning. A judgement without a score says "relevant": there
+    is no such column, its cell is empty, or it is NaN.
     What is listed several times counts once, and must say the same each time.
     """
     documents, queries = (
-        _once(((str(row["id"]), text_of(row)) for row in read(part)), f"{part}: the texts of id {{!r}}")
-        for part, text_of in (("corpus", _document), ("queries", lambda row: row["text"] or ""))
+        _once(((text_of(row["id"]), as_read(row)) for row in read(part)), f"{part}: the texts of id {{!r}}")
+        for part, as_read in (("corpus", _document), ("queries", lambda row: text_of(row["text"]) or ""))
     )
-    judged = [((str(row["query-id"]), str(row["corpus-id"])), float(row.get("score", 1))) for row in read("qrels")]
+    judged = [
+        ((text_of(row["query-id"]), text_of(row["corpus-id"])), 1.0 if grade is None else grade)
+        for row in read("qrels")
+        for grade in [number_of(row.get("score"))]
+    ]
     unknown = {
         "documents": [document for (_, document), _ in judged if document not in documents],
         "queries": [query for (query, _), _ in judged if query not in queries],
@@ -187,7 +180,7 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
 
 
 def _document(row: Mapping[str, Any]) -> str:
-    return f"{row.get('title') or ''} {row['text'] or ''}".strip()
+    return f"{text_of(row.get('title')) or ''} {text_of(row['text']) or ''}".strip()
 
 
 def _once(named: Iterable[tuple[Any, Any]], what: str) -> dict[Any, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
 from ..encode.columns import fields_of
 from ..trainers.data.collators import joined_text
-from ..trainers.data.files import UNREADABLE, load_files
+from ..trainers.data.files import load_files
+from ..trainers.data.formats import number_of, text_of
 
 
 # Types of metadata columns that documents can be filtered by.
@@ -26,7 +27,7 @@ class Document:
         place (`str`): File and row, for error messages.
         id (`str`, *optional*): Its id; `None` if the files have none.
         text (`str`): Text to embed.
-        metadata (`dict[str, Any]`): The other columns, as JSON has them.
+        metadata (`dict[str, Any]`): The other columns, as JSON has them. Those of CSV and TSV files are texts.
     """
 
     place: str
@@ -55,26 +56,24 @@ class Corpus:
     metadata_columns: Sequence[str] | None = None
     separator: str = ""
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self, types: Mapping[str, str] | None = None) -> Iterator[Document]:
         """
         The documents in order.
 
-        Raises:
-            ValueError: if a file cannot be read, a column is missing, or a row has no text or no id. The message names
-                file and row.
-        """
-        for file in self.files:
-            rows = load_files([file], streaming=True)
-            try:
-                for number, row in enumerate(rows, start=1):
-                    yield self._document(row, f"{file}, row {number}")
-            except UNREADABLE as error:
-                if str(error).startswith(f"{file}, row "):
-                    raise
-                reason = " ".join(str(error.__cause__ or error).split())
-                raise ValueError(f"Cannot read {file}: {reason}") from error
+        Args:
+            types (`dict[str, str]`, *optional*): Metadata column -> type, as [`column_types`], of an index that the
+                documents are for. Their values become such values: texts of a CSV file numbers, for example.
 
-    def _document(self, row: dict[str, Any], place: str) -> Document:
+        Raises:
+            ValueError: if a file cannot be read, a column is missing, a row has no text or no id, or a value is of
+                another type. The message names file and row.
+        """
+        text = [*fields_of(self.text_column), self.id_column]
+        for file in self.files:
+            for number, row in enumerate(load_files([file], text=text, streaming=True), start=1):
+                yield self._document(row, f"{file}, row {number}", types or {})
+
+    def _document(self, row: dict[str, Any], place: str, types: Mapping[str, str]) -> Document:
         try:
             text = joined_text(row, self.text_column, self.separator)
         except ValueError as error:
@@ -90,7 +89,13 @@ class Corpus:
         if id_ is None and self.id_column in row:
             raise ValueError(f"{place}: the document has no id in the column {self.id_column}.")
         metadata = {name: None if row[name] != row[name] else row[name] for name in columns}  # JSON has no NaN
-        return Document(place, None if id_ is None else str(id_), text, json.loads(json.dumps(metadata, default=str)))
+        metadata = json.loads(json.dumps(metadata, default=text_of))
+        for name, kind in types.items():
+            try:
+                metadata[name] = _as_type(metadata[name], kind)
+            except ValueError as error:
+                raise ValueError(f"{place}: the column {name!r} of the index is {kind}: {error}.") from error
+        return Document(place, id_, text, metadata)
 
 
 def column_types(documents: Sequence[Document]) -> dict[str, str]:
@@ -101,6 +106,18 @@ def column_types(documents: Sequence[Document]) -> dict[str, str]:
         kinds -= {int} if kinds == {int, float} else set()
         found[name] = next((kind for kind, its in TYPES.items() if kinds == {its}), "json")
     return found
+
+
+def _as_type(value: Any, kind: str) -> Any:
+    """A value of metadata as one of a type. ValueError if it is none."""
+    if value is None or kind == "json" or is_of_type(value, kind):
+        return value
+    if kind == "text":
+        return text_of(value)
+    number = number_of(value)
+    if number is not None and TYPES[kind](number) != number:
+        raise ValueError(f"{value!r} is not of this type")
+    return None if number is None else TYPES[kind](number)
 
 
 def is_of_type(value: Any, kind: str) -> bool:

@@ -191,8 +191,10 @@ class Index:
             `list[list[Hit]]`: documents per query, best first.
 
         Raises:
-            ValueError: if the index is not finished, or a column is unknown or of another type.
+            ValueError: if the index is not finished, `k` is below 1, or a column is unknown or of another type.
         """
+        if k < 1:
+            raise ValueError(f"k={k} must be at least 1.")
         assert self.encoder is not None, "open the index with an encoder"
         self._require_finished()
         filters = {}
@@ -228,7 +230,9 @@ class Index:
         """The documents of a corpus in chunks, with their vectors. Documents without an id get their key as one. The
         next key moves in memory; [`~Index._note`] writes it at the end."""
         assert self.encoder is not None, "open the index with an encoder"
-        documents = replace(corpus, metadata_columns=self.manifest["corpus"]["metadata_columns"]).documents()
+        documents = replace(corpus, metadata_columns=self.manifest["corpus"]["metadata_columns"]).documents(
+            self.layout.columns
+        )
         first, seen = self.manifest["next_key"], set()
         while chunk := list(islice(documents, CHUNK)):
             keys = np.arange(len(chunk), dtype=np.int64) + self.manifest["next_key"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,8 +17,20 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBas
 from ...encode.columns import fields_of
 from ...encode.hashing import hash_of
 from ...encode.packed_rows import DOCUMENTS
+from .formats import number_of
 from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
+
+
+def _numbers(value: Any, column: str) -> Any:
+    """The number or the list of numbers of a row: of a file, it is a text. ValueError if it is none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = json.loads(value) if value.startswith("[") else number_of(value)
+    except ValueError as error:
+        raise ValueError(f"Column {column!r} of a row: {error}.") from error
+    return math.nan if number is None else number
 
 
 def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -119,7 +133,8 @@ class TextColumnsCollator:
                 batch[column if view == 0 else f"{column} (view {view + 1})"] = encoded
         if self.label is not None:
             # (rows,), or (rows, numbers) for lists
-            labels = batch["labels"] = torch.tensor([row[self.label] for row in rows], dtype=torch.float32)
+            values = [_numbers(row[self.label], self.label) for row in rows]
+            labels = batch["labels"] = torch.tensor(values, dtype=torch.float32)
             if not torch.isfinite(labels).all():
                 raise ValueError(f"Column {self.label!r} of a row is not a finite number.")
         return batch

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-import gzip
-import os
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+import datasets
+import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, IterableDataset, load_dataset
-from datasets.exceptions import DatasetsError
+import pyarrow.parquet as pq
+from datasets import Dataset, Features, IterableDataset
+from datasets.data_files import DataFilesList
+from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from ...encode.columns import fields_of
 from ..core.dataset_checks import require_columns
-from .formats import FORMATS, columns_of, require_one_format, suffix_of
+from .formats import (
+    FIRST_ROWS, TABLES, UNREADABLE, binary, columns_of, is_pattern, naming, parquet_columns, require_one_format,
+    rows_of, suffix_of, text_of,
+)  # fmt: skip
 
 
-# What reading broken data raises: datasets (StopIteration for an empty file), pyarrow (a ValueError), gzip and zlib.
-UNREADABLE = (DatasetsError, StopIteration, ValueError, EOFError, gzip.BadGzipFile, zlib.error)
+TEXT = pa.string()
+VERSION = "1"  # of how files are read: the library datasets keeps what an earlier version read apart
 
 
-def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
+def load_files(files: Sequence[str], *, text: Iterable[str] | None = None, streaming: bool = False) -> Any:
     """
     Read data files of one format: text (one row per line, column `text`), JSON Lines, CSV, TSV or Parquet. All but
-    Parquet may be gzipped. In CSV and TSV files, an empty cell is `None`.
+    Parquet may be gzipped. Columns are text, as the files say ([`text_of`]): no type is guessed. A missing value is
+    `None`, which an empty cell of a CSV or TSV file is, too.
 
     Args:
-        files (`Sequence[str]`): Paths or URLs.
+        files (`Sequence[str]`): Paths, patterns of paths, or URLs.
+        text (`Iterable[str]`, *optional*): The columns that are text. Others keep what JSON or Parquet has, such as
+            numbers and lists; a column of JSON whose values have no common type is text. Default: all columns.
         streaming (`bool`, *optional*, defaults to `False`): Whether to read rows during training, not before it.
 
     Returns:
@@ -39,36 +48,122 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
         ValueError: if a file cannot be read, or the formats are unknown or differ. The message names the files.
         OSError: if a file does not exist.
     """
-    builder, options = require_one_format(files)
+    require_one_format(files)
+    columns = None if text is None else tuple(text)
     if streaming:
-        return IterableDataset.from_generator(_streamed, gen_kwargs={"files": list(files)})
-    with reading(", ".join(files), files):
-        return load_dataset(builder, data_files=list(files), split="train", **options)
+        return IterableDataset.from_generator(_streamed, gen_kwargs={"files": list(files), "text": columns})
+    builder = DataFiles(dataset_name="m3bert", hash=VERSION, data_files=list(files), text=columns)
+    try:
+        builder.download_and_prepare()
+    except DatasetGenerationError as error:
+        raise error.__cause__ or error from None
+    return builder.as_dataset("train")
 
 
-def _streamed(files: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of files, which are shards of a stream; an error names the file."""
-    for file in files:
-        builder, options = FORMATS[suffix_of(file)]
-        with reading(file, [file]):
-            rows = load_dataset(builder, data_files=file, split="train", streaming=True, **options)
-            # `iter` gives all rows: in a worker process, the dataset itself would only give those of that worker.
-            for columns in rows.iter(batch_size=1000):
-                for values in zip(*columns.values(), strict=True):
-                    yield dict(zip(columns, values, strict=True))
+@dataclass
+class DataFilesConfig(datasets.BuilderConfig):
+    """The files, and their columns that are text, as [`load_files`]."""
+
+    text: tuple[str, ...] | None = None
+
+
+class DataFiles(datasets.ArrowBasedBuilder):
+    """The rows of files, which the library datasets keeps in a table on disk."""
+
+    BUILDER_CONFIG_CLASS = DataFilesConfig
+
+    def _info(self) -> datasets.DatasetInfo:
+        return datasets.DatasetInfo()
+
+    def _split_generators(self, dl_manager: Any) -> list[Any]:
+        files = [str(file) for file in self.config.data_files["train"]]
+        types: dict[str, pa.DataType] = {}
+        for file in files:
+            for name, kind in _types(file):
+                kind = TEXT if self.config.text is None or name in self.config.text else kind
+                types[name] = _common(types.get(name, kind), kind)
+        self.info.features = Features.from_arrow_schema(pa.schema(types))
+        return [datasets.SplitGenerator("train", gen_kwargs={"files": files})]
+
+    def _generate_tables(self, files: Sequence[str]) -> Iterator[tuple[tuple[int, int], pa.Table]]:
+        schema = self.info.features.arrow_schema
+        for shard, file in enumerate(files):
+            for block, columns in enumerate(_blocks(file)):
+                rows = len(next(iter(columns.values())))
+                arrays = [_array(columns.get(field.name, [None] * rows), field.type) for field in schema]
+                yield (shard, block), pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _blocks(file: str) -> Iterator[dict[str, Any]]:
+    """Column -> values, of some rows of a file at a time."""
+    if suffix_of(file) == ".parquet":
+        with naming(file):
+            yield from parquet_columns(file)
+        return
+    rows = rows_of(file)
+    while block := list(islice(rows, FIRST_ROWS)):
+        yield {name: [row.get(name) for row in block] for name in dict.fromkeys(name for row in block for name in row)}
+
+
+def _types(file: str) -> Iterator[tuple[str, pa.DataType]]:
+    """The columns of a file and the types of their values: of JSON those of each block of rows."""
+    if suffix_of(file) == ".parquet":
+        with naming(file), binary(file) as content:
+            schema = pq.read_schema(content)
+        yield from zip(schema.names, schema.types, strict=True)
+    elif suffix_of(file) in (".txt", *TABLES):
+        yield from ((name, TEXT) for name in columns_of(file))
+    else:
+        for block in _blocks(file):
+            yield from ((name, _type_of(values)) for name, values in block.items())
+
+
+def _type_of(values: Sequence[Any]) -> pa.DataType:
+    try:
+        return pa.array(values).type
+    except (pa.ArrowException, OverflowError):  # of several types, or beyond 64 bits
+        return TEXT
+
+
+def _common(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """The type that holds values of both types, which is text if there is no other."""
+    try:
+        fields = [pa.schema({"": kind}) for kind in (first, second)]
+        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return TEXT
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    """Values of one type; as text, if that is the type."""
+    if isinstance(values, pa.Array):
+        if kind != TEXT or values.type == TEXT:
+            return values.cast(kind)
+        values = values.to_pylist()
+    return pa.array(map(text_of, values) if kind == TEXT else values, kind)
+
+
+def _streamed(files: Sequence[str], text: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    """The rows of files, which are shards of a stream."""
+    for pattern in files:
+        for file in DataFilesList.from_patterns([pattern]) if is_pattern(pattern) else [pattern]:
+            rows, columns = rows_of(file), dict[str, None]()
+            while block := list(islice(rows, FIRST_ROWS)):
+                columns |= dict.fromkeys(name for row in block for name in row)
+                for row in block:
+                    values = ((name, row.get(name)) for name in columns)
+                    yield {name: text_of(its) if text is None or name in text else its for name, its in values}
 
 
 @contextmanager
-def reading(what: str, files: Sequence[str] = ()) -> Iterator[None]:
-    """Raise what libraries make of broken data as a ValueError that names `what`, and the line of a broken data file.
-    A missing file stays an OSError."""
+def reading(what: str) -> Iterator[None]:
+    """Raise what the library datasets makes of broken data as a ValueError that names `what`. A missing file stays an
+    OSError."""
     try:
         yield
     except FileNotFoundError:
         raise
-    except UNREADABLE as error:
-        for file in filter(os.path.isfile, files):
-            columns_of(file, rows=None)
+    except (*UNREADABLE, DatasetsError, StopIteration) as error:  # StopIteration for an empty file
         reason = " ".join(str(error.__cause__ or error).split()) or "it is empty"
         raise ValueError(f"{what} cannot be read: {reason}") from error
 

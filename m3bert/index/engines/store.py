@@ -88,8 +88,9 @@ class Store:
         """Keys of the documents with certain metadata, in ascending order."""
         conditions, values = [], []
         for column, wanted in where.items():
-            conditions.append(f"metadata ->> ? IN ({', '.join('?' * len(wanted))})")
-            values += [f'$."{column}"', *wanted]
+            marks = ", ".join("?" * len(wanted))  # not metadata ->> '$."name"': such a path has no quotes in names
+            conditions.append(f"EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value IN ({marks}))")
+            values += [column, *wanted]
         rows = self._connection.execute(
             f"SELECT key FROM documents WHERE {' AND '.join(conditions)} ORDER BY key", values
         )
