@@ -26,7 +26,7 @@ import json
 import re
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
@@ -98,17 +98,24 @@ def layers_of_depth(text: str, last: int) -> list[int]:
             raise ValueError(f"--depths {text} must be within 0..{last - 1}: the model has {last} layers.")
         return []
     ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    if wrong := next((each for each in ends if each[0] > each[-1]), None):
+        raise ValueError(f"--depths {text}: {wrong[0]}-{wrong[1]} has no layers; write {wrong[1]}-{wrong[0]}.")
     return [layer for each in ends for layer in range(each[0], each[-1] + 1)]
 
 
 def depths_of(options: Namespace, last: int) -> dict[str, Any]:
-    """The depths that the options ask for, as arguments of [`fit_exits`]."""
+    """The depths that the options ask for, as arguments of [`fit_exits`]. ValueError if two have as many layers."""
     from ..exits.choice import default_depths
 
-    chosen = {depth: [*range(1, depth + 1)] for depth in options.exit_layers or ()}
-    for text in options.depths or ():
-        layers = layers_of_depth(text, last)
-        chosen[len(layers) or int(text)] = layers
+    named = {f"--exit_layers {depth}": [*range(1, depth + 1)] for depth in options.exit_layers or ()}
+    named |= {text: layers_of_depth(text, last) for text in options.depths or ()}
+    chosen: dict[int, list[int]] = {}
+    for text, layers in named.items():
+        depth = len(layers) or int(text)
+        if chosen.setdefault(depth, layers) != layers:
+            raise ValueError(
+                f"--depths {' '.join(named)}: two of them are depth {depth}. A depth has one list of layers."
+            )
     if not chosen:
         chosen = dict.fromkeys(default_depths(last), [])
     prefixes = [depth for depth, layers in chosen.items() if layers == [*range(1, depth + 1)]]  # depth 0, too
@@ -131,6 +138,14 @@ def streams_of(files: Sequence[str], *columns: str) -> dict[str, Any]:
     return streams
 
 
+def joined_texts(rows: Iterable[Mapping[str, Any]], column: str, tokenizer: Any) -> Iterator[str]:
+    """The texts of rows in a text column, as an encoder with this tokenizer reads them; a missing one is empty."""
+    from ..trainers.data.collators import joined_text, separator_for
+
+    separator = separator_for([column], tokenizer)
+    return (joined_text({name: its or "" for name, its in row.items()}, column, separator) for row in rows)
+
+
 def fit_to_files(
     model: Any, tokenizer: Any, datasets: Mapping[str, Any], options: Namespace, targets: TargetVectors | None = None
 ) -> ExitFit:
@@ -138,15 +153,10 @@ def fit_to_files(
     with the options of [`add_exit_options`]."""
     from ..encode.device import place
     from ..exits.fit import fit_exits
-    from ..trainers.data.collators import separator_for
     from ..trainers.data.teacher import Teacher
 
-    fields, separator = fields_of(options.text_column), separator_for([options.text_column], tokenizer)
+    texts_of = partial(joined_texts, column=options.text_column, tokenizer=tokenizer)
     compute, kept = compute_of(options), model.dtype
-
-    def texts_of(dataset: Any) -> Iterator[str]:
-        return (f" {separator} ".join(row[field] for field in fields if row[field]) for row in dataset)
-
     named: Any = {}
     for file, dataset in datasets.items():
         name = file_name(file)

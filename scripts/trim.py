@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
@@ -21,7 +22,7 @@ from typing import Any
 
 from ..encode.durable import remove_files, replacing, replacing_files
 from .command import MODEL_FILES, argument_parser, naming, next_step, writing_to
-from .fit import copy_source, streams_of
+from .fit import copy_source, joined_texts, streams_of
 
 
 Texts = Callable[[], Iterable[str | None]]  # gives the texts, each time that it is called
@@ -195,10 +196,14 @@ def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]
         yield some
 
 
-def texts_of(files: Sequence[str], column: str) -> Texts:
-    """The texts of some files."""
-    streams = streams_of(files, column)
-    return lambda: (row[column] for stream in streams.values() for row in stream)
+def texts_of(files: Sequence[str], options: Namespace) -> Texts:
+    """The texts of some files, as the source reads them."""
+    streams = streams_of(files, options.text_column)
+    from transformers import AutoTokenizer
+
+    with naming(options.source):
+        tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
+    return lambda: joined_texts(chain(*streams.values()), options.text_column, tokenizer)
 
 
 def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:
@@ -318,7 +323,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--files", nargs="+", help=".txt, .jsonl, .csv or .parquet files, also gzipped")
     chosen.add_argument("--languages", nargs="+", help="languages of Wikipedia, such as en pt")
-    parser.add_argument("--text_column", default="text", help="column with the texts, for files with columns")
+    parser.add_argument("--text_column", default="text", help="column with the texts; title+text joins two columns")
     parser.add_argument("--articles", type=int, default=10_000, help="articles of Wikipedia per language")
     parser.add_argument("--snapshot", default="20231101", help="date of Wikipedia in the data set wikimedia/wikipedia")
     parser.add_argument("--other", nargs="+", help="files with texts to measure on; default: every tenth text")
@@ -333,9 +338,9 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     output = Path(options.output_dir)
     with writing_to(output, MODEL_FILES, options.overwrite, options.source):
-        other = texts_of(options.other, options.text_column) if options.other else None
+        other = texts_of(options.other, options) if options.other else None
         if options.files:
-            texts = texts_of(options.files, options.text_column)
+            texts = texts_of(options.files, options)
         else:
             read = articles(options.languages, options.articles, options.snapshot)
             texts = read.copy

@@ -140,9 +140,8 @@ def _read_classification(task: Task, read: Read) -> Classification:
 def _read_retrieval(task: Task, read: Read) -> Retrieval:
     """
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
-    documents or queries that are not there are counted in a warning. A judgement without a score says "relevant": there
-    is no such column, its cell is empty, or it is NaN.
-    What is listed several times counts once, and must say the same each time.
+    documents or queries that are not there are counted in a warning. Without a score (no column, an empty cell, NaN),
+    a judgement says "relevant". What is listed several times counts once, and must say the same each time.
     """
     documents, queries = (
         _once(((text_of(row["id"]), as_read(row)) for row in read(part)), f"{part}: the texts of id {{!r}}")

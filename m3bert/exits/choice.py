@@ -66,11 +66,14 @@ class Queries:
 
     @classmethod
     def of(cls, groups: Sequence[TextGroup], passages: torch.Tensor) -> Queries:
-        """The queries among some texts."""
+        """The queries among some texts. ValueError if there are none."""
         own = [[row for row, its in enumerate(texts) if is_query(its.text)] for texts, _ in groups]
         ids = [texts[row].ids for (texts, _), rows in zip(groups, own, strict=True) for row in rows]
         wanted = [targets[rows] for (_, targets), rows in zip(groups, own, strict=True)]
-        return cls(ids, on_all_ranks(torch.cat([*wanted, passages[:0]])), on_all_ranks(passages))
+        every = on_all_ranks(torch.cat([*wanted, passages[:0]]))
+        if not len(every):
+            raise ValueError("These texts are too few, or too much alike, for some to be queries: fit to more.")
+        return cls(ids, every, on_all_ranks(passages))
 
     def measured(self, embeddings: torch.Tensor) -> Measured:
         """The measures of all ranks' queries, from the embeddings of this rank's."""

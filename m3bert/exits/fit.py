@@ -214,7 +214,10 @@ def fit_exits(
         Elasticity(some, layers, [0] if static else []).validate(config)
     if static:
         check_tokenizer(tokenizer, config.vocab_size)
-    max_length = max_length or longest_text(config, tokenizer, settings.max_length)
+    if max_length is None:
+        max_length = longest_text(config, tokenizer, settings.max_length)
+    if max_length < 1:
+        raise ValueError(f"max_length={max_length} must be at least 1.")
     stays = projection is not None and config.model_type != "m3bert"
     if stays and basis != "last_layer":
         raise ValueError("The projection of the model stays as it is, so its last layer cannot be rotated.")

@@ -83,10 +83,14 @@ class ExitSums:
         self.rows = {name: torch.cat([rows.to(held.device), vectors[name][held]]) for name, rows in self.rows.items()}
 
     def over_ranks(self) -> None:
-        """Add the sums of all ranks, and gather the held-out rows."""
+        """Add the sums of all ranks, and gather the held-out rows. ValueError if there are none."""
         for fold in self.folds:
             fold.sum_over_ranks()
         self.rows = {name: on_all_ranks(rows) for name, rows in self.rows.items()}
+        if not len(self.rows[TARGET]):
+            raise ValueError(
+                "These texts are too few, or too much alike, to hold out some for the penalties: fit to more."
+            )
 
     def fit(self, inputs: Sequence[Name]) -> Fit:
         """The map from some inputs to the target."""

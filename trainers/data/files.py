@@ -20,8 +20,18 @@ from transformers import PreTrainedTokenizerBase
 from ...encode.columns import fields_of
 from ..core.dataset_checks import require_columns
 from .formats import (
-    FIRST_ROWS, TABLES, UNREADABLE, binary, columns_of, is_pattern, naming, parquet_columns, require_one_format,
-    rows_of, suffix_of, text_of,
+    FIRST_ROWS,
+    TABLES,
+    UNREADABLE,
+    binary,
+    columns_of,
+    is_pattern,
+    naming,
+    parquet_columns,
+    require_one_format,
+    rows_of,
+    suffix_of,
+    text_of,
 )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """
 The formats of data files, and their rows as the files say: no library guesses the types of their values.
 
-A CSV or TSV file has texts, and an empty cell is `None`. A JSON file has what JSON has: a text that looks like a number
-or a date is a text. Who needs a text or a number asks for it with [`text_of`] or [`number_of`]. Only Parquet files and
-URLs need a library, which is imported for them.
+A CSV or TSV file has texts, and an empty cell is `None`. A JSON file has what JSON has: what looks like a date and is
+a text there is a text here. Who needs a text or a number asks for it with [`text_of`] or [`number_of`]. Only Parquet
+files and URLs need a library, which is imported for them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def rows_of(file: str, *, quoted: bool = True) -> Iterator[dict[str, Any]]:
             part of the text.
 
     Raises:
-        ValueError: if the file cannot be read, or is empty. The message names the file and, where it is known, the line.
+        ValueError: if the file cannot be read, or is empty. The message names the file and the line.
         OSError: if it does not exist.
     """
     suffix = suffix_of(file)
@@ -175,9 +175,7 @@ def _table(lines: IO[str], suffix: str, quoted: bool = True) -> tuple[list[str],
         try:
             for cells in filter(None, table):
                 if len(cells) > len(header):
-                    raise ValueError(
-                        f"line {table.line_num} has {len(cells)} cells, and the header {len(header)}"
-                    )
+                    raise ValueError(f"line {table.line_num} has {len(cells)} cells, and the header {len(header)}")
                 yield dict(zip_longest(header, (cell or None for cell in cells)))
         except csv.Error as error:
             raise ValueError(f"line {table.line_num}: {error}") from error
@@ -252,8 +250,8 @@ def text_of(value: Any) -> str | None:
 
 
 def number_of(value: Any) -> float | None:
-    """The number that a value of a file is, or that its text says; 1 for true and 0 for false. `None` for an empty cell
-    or NaN. ValueError if there is no number, or it is not finite."""
+    """The number that a value of a file is, or that its text says; 1 for true, 0 for false, `None` for an empty cell or
+    NaN. ValueError if it is no number, or not finite."""
     text = (text_of(value) or "").strip()
     if text.lower() in ("", "nan"):
         return None
