@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import datasets
@@ -62,12 +62,17 @@ def load_files(files: Sequence[str], *, text: Iterable[str] | None = None, strea
     columns = None if text is None else tuple(text)
     if streaming:
         return IterableDataset.from_generator(_streamed, gen_kwargs={"files": list(files), "text": columns})
-    builder = DataFiles(dataset_name="m3bert", hash=VERSION, data_files=list(files), text=columns)
+    return load_split(list(files), "train", columns)
+
+
+def load_split(files: Any, split: str, text: tuple[str, ...] | None = None) -> Any:
+    """A split, which may be in part, of files by split, as [`load_files`] reads them."""
+    builder = DataFiles(dataset_name="m3bert", hash=VERSION, data_files=files, text=text)
     try:
         builder.download_and_prepare()
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
-    return builder.as_dataset("train")
+    return builder.as_dataset(split)
 
 
 @dataclass
@@ -86,14 +91,14 @@ class DataFiles(datasets.ArrowBasedBuilder):
         return datasets.DatasetInfo()
 
     def _split_generators(self, dl_manager: Any) -> list[Any]:
-        files = [str(file) for file in self.config.data_files["train"]]
+        splits = {str(split): [str(file) for file in files] for split, files in self.config.data_files.items()}
         types: dict[str, pa.DataType] = {}
-        for file in files:
+        for file in chain(*splits.values()):
             for name, kind in _types(file):
                 kind = TEXT if self.config.text is None or name in self.config.text else kind
                 types[name] = _common(types.get(name, kind), kind)
         self.info.features = Features.from_arrow_schema(pa.schema(types))
-        return [datasets.SplitGenerator("train", gen_kwargs={"files": files})]
+        return [datasets.SplitGenerator(split, gen_kwargs={"files": files}) for split, files in splits.items()]
 
     def _generate_tables(self, files: Sequence[str]) -> Iterator[tuple[tuple[int, int], pa.Table]]:
         schema = self.info.features.arrow_schema

@@ -163,7 +163,7 @@ def parquet_columns(file: str) -> Iterator[dict[str, Any]]:
 def _table(lines: IO[str], suffix: str, quoted: bool = True) -> tuple[list[str], Iterator[dict[str, Any]]]:
     """The header and the rows of a table. An empty line is no row."""
     csv.field_size_limit(2**31 - 1)  # the default refuses long texts
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     table = csv.reader(lines, delimiter=TABLES[suffix], strict=True, quoting=quoting)
     header = next(filter(None, table), [])
     if not header:
@@ -213,7 +213,8 @@ def binary(file: str) -> Iterator[IO[bytes]]:
     else:
         content = open(file, "rb")
     with content:
-        yield gzip.open(content) if file.endswith(".gz") else content
+        unzipped: Any = gzip.open(content) if file.endswith(".gz") else content
+        yield unzipped
 
 
 @contextmanager
@@ -250,8 +251,8 @@ def text_of(value: Any) -> str | None:
 
 
 def number_of(value: Any) -> float | None:
-    """The number that a value of a file is, or that its text says; 1 for true, 0 for false, `None` for an empty cell or
-    NaN. ValueError if it is no number, or not finite."""
+    """The number that a value of a file is, or that its text says; 1 for true and 0 for false. `None` for an empty
+    cell and for NaN. ValueError if it is no number, or not finite."""
     text = (text_of(value) or "").strip()
     if text.lower() in ("", "nan"):
         return None

@@ -9,13 +9,14 @@ from typing import Any
 
 import datasets
 
-from .files import reading
-from .formats import is_url
+from .files import load_files, load_split, reading
+from .formats import FORMATS, is_url, suffix_of
 
 
 def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:
     """
-    Read a split of a data set from the Hub. No code of the data set runs.
+    Read a split of a data set from the Hub. No code of the data set runs. The files of a folder are read by
+    [`load_files`], as texts; those of the Hub by the library datasets, which guesses the types of CSV files.
 
     Args:
         name (`str`): Hub id, or a folder of files that are named after their splits, such as `train.csv`.
@@ -37,4 +38,8 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
         for file in chain.from_iterable(files.values()):
             if not is_url(str(file)) and not (folder and os.path.abspath(file).startswith(folder)):
                 raise ValueError(f"its files include {file}, which is outside of the data set.")
+        if folder and all(suffix_of(str(file)) in FORMATS for file in chain.from_iterable(files.values())):
+            if split.partition("[")[0] not in files:
+                raise ValueError(f"it has no split {split!r}; it has {', '.join(map(str, files))}")
+            return load_files(files[split], streaming=True) if streaming else load_split(files, split)
         return datasets.load_dataset(name, config, split=split, streaming=streaming)

@@ -205,7 +205,9 @@ def stage_settings(layout: Layout, k: int) -> dict[str, Any]:
 
 
 def column_path(column: str) -> str:
-    """Where a metadata column is in the payload."""
+    """Where a metadata column is in the payload. ValueError for a name that a path of Qdrant cannot have."""
+    if '"' in column:
+        raise ValueError(f"Qdrant cannot filter by the column {column!r}: its name has a quotation mark.")
     return f"metadata.{column}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column) else f'metadata."{column}"'
 
 
