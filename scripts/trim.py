@@ -67,10 +67,8 @@ def tokens_used(tokenizer: Any, model: Mapping[str, Any], texts: Sequence[str]) 
     encoded, unknown = tokenizer.encode_batch_fast(texts), unknown_of(model)
     used = {token for its in encoded for token in its.ids}
     if model["type"] == "WordPiece" and unknown in used:
-        strange = (text for text, its in zip(texts, encoded, strict=True) if unknown in its.ids)
-        used |= {
-            piece for word in {*chain(*map(partial(words_of, tokenizer), strange))} for piece in taken(word, model)
-        }
+        strange = [text for text, its in zip(texts, encoded, strict=True) if unknown in its.ids]
+        used |= {piece for text in strange for word in words_of(tokenizer, text) for piece in taken(word, model)}
     return used
 
 
@@ -337,9 +335,8 @@ def trim(
         for text, old, new in zip(some, *encoded, strict=True):
             if old.ids != [kept[token] for token in new.ids]:
                 raise ValueError(f"{text[:60]!r} would have other tokens: this tokenizer cannot be trimmed.")
-    for text, old, new in zip(
-        first, states, hidden_states(folder, first, trust_remote_code=trust_remote_code), strict=True
-    ):
+    others = hidden_states(folder, first, trust_remote_code=trust_remote_code)
+    for text, old, new in zip(first, states, others, strict=True):
         if not torch.equal(old, new):
             raise ValueError(f"{text[:60]!r} would have other hidden states: {source} needs the ids of its tokens.")
     return {
