@@ -76,9 +76,10 @@ def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDI
     index.index(terms, show_progress=False)
     for number, query in enumerate(queries):
         asked = [word for word in map(folded, words(query)) if word not in STOP_WORDS]
-        found = index.get_scores(stemmer.stemWords(asked))
-        best = _best(np.flatnonzero(found), found[found > 0], k)
-        rows[number, : len(best)], scores[number, : len(best)] = best, found[best]
+        if asked:
+            found = index.get_scores(stemmer.stemWords(asked))
+            best = _best(np.flatnonzero(found), found[found > 0], k)
+            rows[number, : len(best)], scores[number, : len(best)] = best, found[best]
     return Ranking(scores, rows)
 
 
