@@ -192,9 +192,15 @@ class ExitMaps:
         if FEATURES in sums.rows:
             table = sums.fit([FEATURES])
             self.table = self._in_space(table)
-            # Static vectors in the target's space: from the features, and from the vectors of the model.
-            self._from_features = [affine @ kept.T for affine in sums.tables(table.report)]
+            # Static vectors in the target's space: from the vectors of the model, and as those from the features. A
+            # projection with more dims than the hidden state reaches a part of that space.
             self._from_space = behind
+            self._from_features = []
+            for fit in (self._in_space(Fit(table.report, affine)) for affine in sums.tables(table.report)):
+                affine = fit.affine @ behind
+                if self._offset is not None:
+                    affine[0] += self._offset
+                self._from_features.append(affine)
 
     def add(self, sums: ExitSums) -> None:
         """Fit the maps of the layers of these sums."""
