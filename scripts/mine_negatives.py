@@ -52,18 +52,22 @@ class MiningArguments:
 
 
 def mine(pairs: Any, teacher: trainers.Teacher, options: MiningArguments, corpus: list[str] | None = None) -> Any:
-    """The pairs with their negatives, in one column per negative."""
+    """The pairs with their negatives, in one column per negative. A query's own text is not among them."""
     require_sentence_transformers("Mining")
     require_extra("faiss", "evaluation", "Mining")
     import numpy as np
+    from datasets import Dataset
     from sentence_transformers.util import mine_hard_negatives
 
     random.seed(options.seed)
     np.random.seed(options.seed)
-    model = teacher.load()
+    model, columns = teacher.load(), (options.query_column, options.positive_column)
+    queries, positives = (pairs[column][:] for column in columns)
+    # A query that is a candidate is an answer to itself, so that the search leaves it out.
+    own = [*{*queries} & {*positives, *(corpus or ())}]
     with teacher.autocast(model):
-        return mine_hard_negatives(
-            pairs.select_columns([options.query_column, options.positive_column]),
+        found = mine_hard_negatives(
+            Dataset.from_dict(dict(zip(columns, (queries + own, positives + own), strict=True))),
             model,
             anchor_column_name=options.query_column,
             positive_column_name=options.positive_column,
@@ -80,6 +84,7 @@ def mine(pairs: Any, teacher: trainers.Teacher, options: MiningArguments, corpus
             use_faiss=True,
             verbose=False,
         )
+    return found.filter(lambda query, positive: query != positive, input_columns=[*columns])
 
 
 def main(arguments: list[str]) -> None:

@@ -18,16 +18,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..encode.durable import remove_files, replacing, replacing_files
 from .command import MODEL_FILES, argument_parser, naming, next_step, writing_to
 from .fit import copy_source, joined_texts, streams_of
 
 
+if TYPE_CHECKING:
+    import torch
+
 Texts = Callable[[], Iterable[str | None]]  # gives the texts, each time that it is called
 OTHER_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model", "added_tokens.json")
 HELD_OUT, MOST_HELD_OUT = 10, 2000  # every tenth text, up to this number
+FIRST_IDS = 100
+COMPARED_TEXTS, COMPARED_TOKENS = 8, 16  # in hidden states, before and after
+STATE_TOLERANCE = 1e-3  # of the largest value; kernels may round by where tensors lie in memory
 
 
 def ids_of(model: Mapping[str, Any]) -> dict[str, int]:
@@ -61,10 +67,30 @@ def tokens_used(tokenizer: Any, model: Mapping[str, Any], texts: Sequence[str]) 
     """The tokens of texts, with special ones. Of an unknown word, they include the pieces that WordPiece takes before
     it finds none: with others in their place, the word might no longer be unknown."""
     encoded, unknown = tokenizer.encode_batch_fast(texts), unknown_of(model)
-    if model["type"] == "WordPiece":
-        words = {word for text, its in zip(texts, encoded, strict=True) if unknown in its.ids for word in text.split()}
-        encoded += tokenizer.encode_batch_fast([word[:end] for word in words for end in range(1, len(word))])
-    return {token for its in encoded for token in its.ids}
+    used = {token for its in encoded for token in its.ids}
+    if model["type"] == "WordPiece" and unknown in used:
+        strange = [text for text, its in zip(texts, encoded, strict=True) if unknown in its.ids]
+        used |= {piece for text in strange for word in words_of(tokenizer, text) for piece in taken(word, model)}
+    return used
+
+
+def words_of(tokenizer: Any, text: str) -> list[str]:
+    """The words of a text, as the tokenizer divides it before it looks for tokens."""
+    text = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+    if tokenizer.pre_tokenizer is None:
+        return [text]
+    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def taken(word: str, model: Mapping[str, Any]) -> Iterator[int]:
+    """The pieces that WordPiece takes of a word, the longest first, up to where it finds none."""
+    ids, start, prefix = model["vocab"], 0, ""
+    while start < len(word) <= model["max_input_chars_per_word"]:  # longer words are unknown as a whole
+        end = next((end for end in range(len(word), start, -1) if prefix + word[start:end] in ids), None)
+        if end is None:
+            return
+        yield ids[prefix + word[start:end]]
+        start, prefix = end, model["continuing_subword_prefix"]
 
 
 def kept_tokens(tokenizer: Mapping[str, Any], used: Iterable[int], *, every_character: bool = True) -> list[int]:
@@ -189,6 +215,20 @@ def compare(tokenizers: Sequence[Any], unknown: Sequence[int | None], texts: Ite
     return {"texts": count, "longer": longer, "unknown_before": before, "unknown_after": after}
 
 
+def hidden_states(folder: Path, texts: Sequence[str], **loading: Any) -> list[torch.Tensor]:
+    """The last hidden states of the first tokens of some texts, `(1, tokens, hidden_size)` each."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from ..modeling.auto_m3bert import load_model
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder, **loading), load_model(folder, **loading).eval()
+    reader = model.get_encoder() if model.config.is_encoder_decoder else model
+    options = {"truncation": True, "max_length": COMPARED_TOKENS, "return_tensors": "pt"}
+    with torch.inference_mode():
+        return [reader(**tokenizer(text, return_token_type_ids=False, **options))[0] for text in texts]
+
+
 def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]]:
     """The texts that are not empty, in lists."""
     kept = (text for text in texts if text and text.strip())
@@ -223,11 +263,13 @@ def trim(
     other: Texts | None = None,
     every_character: bool = True,
     revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Write a repository like another one, a folder or Hub id, with the tokens of some texts ([`kept_tokens`]) into an
     empty folder. It is measured on `other` texts; by default on every tenth text, up to 2,000 of them, with the tokens
     of the others. Returns tokens and [`size_of`] the weights `"before"` and `"after"`, and what [`compare`] finds
-    (`"other"`). Raises a ValueError for what cannot be trimmed, or if a text would have other tokens than before."""
+    (`"other"`). Raises a ValueError for what cannot be trimmed, or if a text would have other tokens than before, or
+    one of the first texts other hidden states."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -273,6 +315,8 @@ def trim(
 
     special = [its for name, its in config.items() if name.endswith("_token_id") and its is not None]
     used = {*tokenizer.encode("", "").ids, *chain(*(its if isinstance(its, list) else [its] for its in special))}
+    if (config.get("pad_token_id") or 0) < FIRST_IDS:  # positions of RoBERTa and its like count from the padding token
+        used |= {*range(config.get("pad_token_id") or 0)}
     alone = len(used)
     held: list[str] = []
     for some in batches(texts()):
@@ -283,6 +327,8 @@ def trim(
         raise ValueError("There are no texts, or all are empty.")
     measure = measured(held) if other is None else {}
     used |= tokens_used(tokenizer, model, as_read(held))
+    first = as_read(next(batches(texts()))[:COMPARED_TEXTS])
+    states = hidden_states(folder, first, trust_remote_code=trust_remote_code)
     kept, content = smaller()
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
     remove_files(folder, OTHER_VOCABULARIES)
@@ -294,6 +340,10 @@ def trim(
         for text, old, new in zip(some, *encoded, strict=True):
             if old.ids != [kept[token] for token in new.ids]:
                 raise ValueError(f"{text[:60]!r} would have other tokens: this tokenizer cannot be trimmed.")
+    others = hidden_states(folder, first, trust_remote_code=trust_remote_code)
+    for text, old, new in zip(first, states, others, strict=True):
+        if (old - new).abs().max() > STATE_TOLERANCE * old.abs().max():
+            raise ValueError(f"{text[:60]!r} would have other hidden states: {source} needs the ids of its tokens.")
     return {
         "before": {"tokens": number, **before},
         "after": {"tokens": len(kept), **after},
@@ -334,6 +384,7 @@ def main(arguments: list[str]) -> None:
         help="single characters to keep: all, or those of the texts, which makes others unknown",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the source")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the source")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
     options = parser.parse_args(arguments)
     output = Path(options.output_dir)
@@ -345,7 +396,8 @@ def main(arguments: list[str]) -> None:
             read = articles(options.languages, options.articles, options.snapshot)
             texts = read.copy
         settings = {"every_character": options.characters == "all", "revision": options.revision}
+        settings |= {"trust_remote_code": options.trust_remote_code}
         with replacing_files(output, stale=MODEL_FILES if options.overwrite else ()) as draft:
             found = trim(options.source, draft, texts, other=other, **settings)
     print(f"{report(found, 'held-out' if other is None else 'other')}\nSaved to {output}.")
-    next_step(model=output)
+    next_step(model=output, trust_remote_code=options.trust_remote_code)

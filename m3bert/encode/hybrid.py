@@ -1,18 +1,22 @@
 """
 Hybrid search: BM25 over words beside a search by embeddings, fused by scores or by ranks.
 
-Each of both searches gives its best documents. A document that only one of them found has, in the other, the lowest
-score or the last rank that the other gave.
+Each of both searches gives its best documents. Those that only one of them found share, in the other, the lowest score
+and the last rank.
 """
 
 from __future__ import annotations
 
-import re
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from unicodedata import normalize
 
 import numpy as np
+
+from .extras import require_extra
+from .words import words
 
 
 CANDIDATES = 1000  # documents per query that each search gives
@@ -32,44 +36,58 @@ class Ranking:
 
     Args:
         scores (`np.ndarray` of shape `(queries, k)`): Scores, best first.
-        rows (`np.ndarray` of shape `(queries, k)`): Rows of the documents.
+        rows (`np.ndarray` of shape `(queries, k)`): Rows of the documents. Where fewer than k were found, -1 with the
+            score of documents that were not found.
     """
 
     scores: np.ndarray
     rows: np.ndarray
 
+    def without(self, own: np.ndarray, k: int) -> Ranking:
+        """The first `k` documents of each query other than its own (`-1`: it has none)."""
+        left_out = (self.rows == own[:, None]) & (self.rows >= 0)
+        scores, rows = np.where(left_out, self.scores[:, -1:], self.scores), np.where(left_out, -1, self.rows)
+        order = np.argsort(left_out, axis=1, kind="stable")[:, :k]  # they come last
+        return Ranking(*(np.take_along_axis(its, order, axis=1) for its in (scores, rows)))
+
 
 def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDIDATES) -> Ranking:
     """
-    Search documents by BM25 (k1 1.2, b 0.75) over their words, with the full-text search of SQLite. Words are compared
-    in lower case and without accents and English endings (Porter's stemmer). A word that the query repeats counts as
-    often.
+    Search documents by BM25 (k1 1.2, b 0.75, idf as in Lucene) over their [`words`], with bm25s. Words are compared in
+    lower case and without accents and English endings (Snowball's stemmer). A word that the query repeats counts as
+    often. Needs the extra `evaluation`.
 
     Args:
         queries (`Sequence[str]`): Queries.
         documents (`Sequence[str]`): Documents.
-        k (`int`, *optional*, defaults to 1000): Number of documents to find per query; all if there are fewer. Those
-            without a word of the query have the score 0.
+        k (`int`, *optional*, defaults to 1000): Number of documents to find per query; all if there are fewer.
 
     Returns:
-        [`Ranking`]
+        [`Ranking`]: documents with a word of the query; of equal scores, the first ones. Others have the score 0.
     """
-    database, k = sqlite3.connect(":memory:"), min(k, len(documents))
-    database.execute("CREATE VIRTUAL TABLE words USING fts5(text, content='', tokenize='porter unicode61')")
-    database.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", enumerate(documents))
-    rows, scores = np.empty((len(queries), k), np.int64), np.zeros((len(queries), k))
+    bm25s = require_extra("bm25s", "evaluation", "BM25")
+    stemmer = require_extra("Stemmer", "evaluation", "BM25").Stemmer("english")
+    terms = [stemmer.stemWords([*map(folded, words(text))]) for text in documents]
+    k = min(k, len(documents))
+    rows, scores = np.full((len(queries), k), -1), np.zeros((len(queries), k))
+    if not any(terms):
+        return Ranking(scores, rows)
+    index = bm25s.BM25(k1=1.2, b=0.75, method="lucene", dtype="float64")
+    index.index(terms, show_progress=False)
     for number, query in enumerate(queries):
-        words = [word for word in re.findall(r"\w+", query.lower()) if word not in STOP_WORDS]
-        any_of = " OR ".join(f'"{word}"' for word in words) or '""'
-        found = database.execute(
-            "SELECT rowid, -rank FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?", (any_of, k)
-        ).fetchall()
-        keys = [key for key, _ in found]
-        others = np.setdiff1d(np.arange(k), keys)  # the first ones that were not found are among the first k
-        rows[number] = [*keys, *others[: k - len(keys)]]
-        scores[number, : len(keys)] = [score for _, score in found]
-    database.close()
+        asked = [word for word in map(folded, words(query)) if word not in STOP_WORDS]
+        if asked:
+            found = index.get_scores(stemmer.stemWords(asked))
+            best = _best(np.flatnonzero(found), found[found > 0], k)
+            rows[number, : len(best)], scores[number, : len(best)] = best, found[best]
     return Ranking(scores, rows)
+
+
+@lru_cache(maxsize=1 << 16)
+def folded(word: str) -> str:
+    """A word in lower case, without accents, and in one of the forms that Unicode has for it."""
+    letters = normalize("NFKD", word.casefold())
+    return normalize("NFKC", "".join(letter for letter in letters if not "\u0300" <= letter <= "\u036f"))
 
 
 def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WEIGHT) -> np.ndarray:
@@ -84,47 +102,51 @@ def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WE
         weight (`float`, *optional*, defaults to 0.5): Weight of the second search.
 
     Returns:
-        `np.ndarray` of shape `(queries, k)`: rows of documents, best first; fewer if fewer were found for some query.
+        `np.ndarray` of shape `(queries, k)`: rows of documents, best first; -1 where fewer than `k` were found.
     """
 
     def standardised(scores: np.ndarray) -> np.ndarray:
         return (scores - scores.mean()) / (scores.std() or 1.0)
 
-    found = []
-    for query in range(len(first.rows)):
-        rows = np.union1d(first.rows[query], second.rows[query])
-        one, other = (_values(rows, side.rows[query], side.scores[query]) for side in (first, second))
-        found.append(_best(rows, standardised(one) + weight * standardised(other), k))
-    return _stacked(found)
+    def fused(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return standardised(one) + weight * standardised(other)
+
+    return _fused(first, second, (first.scores, second.scores), fused, k)
 
 
 def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_CONSTANT) -> np.ndarray:
     """
-    Fuse two searches by `1 / (constant + rank)` summed over both (reciprocal rank fusion). Arguments and result are
-    those of [`fuse_scores`].
+    Fuse two searches by `1 / (constant + rank)` summed over both (reciprocal rank fusion). Documents with equal scores
+    share the last of their ranks. Arguments and result are those of [`fuse_scores`].
     """
-    found = []
-    for query in range(len(first.rows)):
-        rows, sides = np.union1d(first.rows[query], second.rows[query]), (first.rows[query], second.rows[query])
-        one, other = (_values(rows, side, 1 / (constant + 1 + np.arange(len(side)))) for side in sides)
-        found.append(_best(rows, one + other, k))
-    return _stacked(found)
+    shares = [
+        1 / (constant + np.stack([np.searchsorted(-its, -its, side="right") for its in side.scores]))
+        for side in (first, second)
+    ]
+    return _fused(first, second, shares, np.add, k)
 
 
 FUSIONS = {"scores": fuse_scores, "ranks": fuse_ranks}
 
 
+def _fused(first: Ranking, second: Ranking, values: Sequence[np.ndarray], fuse: Any, k: int) -> np.ndarray:
+    """The best documents by a function of their values in both searches, whose rankings have values of their shape."""
+    best = np.full((len(first.rows), k), -1)
+    for query, (one, other) in enumerate(zip(first.rows, second.rows, strict=True)):
+        rows = np.setdiff1d(np.union1d(one, other), -1)
+        sides = (_values(rows, side, its[query]) for side, its in zip((one, other), values, strict=True))
+        found = _best(rows, fuse(*sides), k)
+        best[query, : len(found)] = found
+    return best
+
+
 def _values(rows: np.ndarray, found: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The values of sorted rows in a search of one query; rows that it did not find have the last value."""
     everywhere = np.full(len(rows), values[-1])
-    everywhere[np.searchsorted(rows, found)] = values
+    everywhere[np.searchsorted(rows, found[found >= 0])] = values[found >= 0]
     return everywhere
 
 
 def _best(rows: np.ndarray, values: np.ndarray, k: int) -> np.ndarray:
     """The rows with the highest values. Of equal values, the first rows."""
     return rows[np.argsort(-values, kind="stable")[:k]]
-
-
-def _stacked(found: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([rows[: min(map(len, found))] for rows in found])

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -176,27 +176,30 @@ class BitextMining(Evaluator):
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
     """Exact search of `documents` by `queries`. `relevant` maps, per query, the row of each relevant document to its
-    grade. `cutoffs` are the values of k for Recall@k; those above the number of documents are left out."""
+    grade. `cutoffs` are the values of k for Recall@k; those above the number of documents are left out. `own` has, per
+    query, the row of the document that is the query itself, which its searches leave out, or -1; empty: all have
+    none."""
 
     task_type: ClassVar[str] = "retrieval"
     main_metric: ClassVar[str] = "ndcg@10"
 
     relevant: Sequence[Mapping[int, float]]
     cutoffs: Sequence[int] = (1, 10, 100)
+    own: Sequence[int] = ()
 
     def score(self, vectors: Vectors) -> Scores:
-        ranked = exact_search(vectors["queries"], vectors["documents"], self._depth)
-        return ranking_scores(ranked, self.relevant, self.cutoffs)
+        found = self._nearest(vectors["queries"], vectors["documents"], self._depth)
+        return ranking_scores(found.rows, self.relevant, self.cutoffs)
 
     def two_stage_searches(self, task: str, layer: int, vectors: Vectors, dims: Sequence[int]) -> list[TwoStageSearch]:
         """Measure searches with a short prefix that are reranked with a longer one, for every pair of dims (ascending)
         and every length in [`SHORTLISTS`] up to the size of the collection. The vectors are those of one layer at the
         widest of the dims."""
         queries, documents = vectors["queries"], vectors["documents"]
-        sizes = [size for size in SHORTLISTS if size <= len(documents)]
+        sizes = [size for size in SHORTLISTS if size <= self._others]
         searches: list[TwoStageSearch] = []
         for position, first in enumerate(dims[:-1] if sizes else ()):
-            shortlist = exact_search(truncate(queries, first), truncate(documents, first), sizes[-1])
+            shortlist = self._nearest(truncate(queries, first), truncate(documents, first), sizes[-1]).rows
             for second in dims[position + 1 :]:
                 stages = {"task": task, "layer": layer, "first_dim": first, "second_dim": second}
                 ranked = rerank(truncate(queries, second), truncate(documents, second), shortlist, sizes)
@@ -212,10 +215,10 @@ class Retrieval(Evaluator):
     ) -> list[RescoredSearch]:
         """Measure searches that find a shortlist in a precision and rescore it, for every length in [`SHORTLISTS`] up
         to 100 and to the size of the collection. `rescorers` are functions that give the vectors that rescore."""
-        lengths = [length for length in SHORTLISTS if length <= min(len(coded["documents"]), LONGEST_RESCORED)]
+        lengths = [length for length in SHORTLISTS if length <= min(self._others, LONGEST_RESCORED)]
         if not lengths or not rescorers:
             return []
-        shortlist = exact_search(coded["queries"], coded["documents"], lengths[-1])
+        shortlist = self._nearest(coded["queries"], coded["documents"], lengths[-1]).rows
         fields = {"task": task, "layer": size.layer, "dim": size.dim, "code": size.code}
         searches = []
         for name, vectors_of in rescorers.items():
@@ -239,7 +242,7 @@ class Retrieval(Evaluator):
                     continue
                 # One search serves the queries of all layers, and finds as many as ndcg@10 reads.
                 sides = torch.cat([truncate(queries[layer], dim) for layer in others])
-                found = np.split(exact_search(sides, truncate(documents, dim), 10), len(others))
+                found = np.split(self._nearest(sides, truncate(documents, dim), 10).rows, len(others))
                 for layer, ranked in zip(others, found, strict=True):
                     fields = {"task": task, "query_layer": layer, "document_layer": document_layer, "dim": dim}
                     searches.append(self._measured(AsymmetricSearch, ranked, **fields))
@@ -270,7 +273,7 @@ class Retrieval(Evaluator):
     def _bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:
         if vectors is None:
             return self._words.rows[:, : self._depth]
-        found = Ranking(*nearest(vectors["queries"], vectors["documents"], CANDIDATES))
+        found = self._nearest(vectors["queries"], vectors["documents"], CANDIDATES)
         return FUSIONS[fusion](found, self._words, self._depth)
 
     def _measured(self, kind: type[Search], ranked: np.ndarray, **fields: Any) -> Search:
@@ -283,10 +286,26 @@ class Retrieval(Evaluator):
         """Length of the ranked lists: nDCG and MRR read the first 10."""
         return max([*self.cutoffs, 10])
 
+    @property
+    def _others(self) -> int:
+        """Number of documents that every query can find."""
+        return len(self.texts["documents"]) - bool(self.own)
+
     @cached_property
     def _words(self) -> Ranking:
         """BM25's best documents."""
-        return bm25_search(self.texts["queries"], self.texts["documents"])
+        return self._others_found(partial(bm25_search, self.texts["queries"], self.texts["documents"]), CANDIDATES)
+
+    def _nearest(self, queries: torch.Tensor, documents: torch.Tensor, k: int) -> Ranking:
+        """The nearest documents of the task's queries, which may come several times, one list behind another."""
+        return self._others_found(lambda length: Ranking(*nearest(queries, documents, length)), k)
+
+    def _others_found(self, search: Callable[[int], Ranking], k: int) -> Ranking:
+        """The `k` best documents of a search that are not the query itself."""
+        if not self.own:
+            return search(k)
+        found = search(k + 1)
+        return found.without(np.resize(self.own, len(found.rows)), k)
 
 
 @dataclass(frozen=True)

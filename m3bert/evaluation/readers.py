@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..encode.words import words
 from ..trainers.data.formats import number_of, rows_of, text_of
 from ..trainers.data.hub_data import load_hub
 from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
@@ -141,11 +142,18 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
     """
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
     documents or queries that are not there are counted in a warning. Without a score (no column, an empty cell, NaN),
-    a judgement says "relevant". What is listed several times counts once, and must say the same each time.
+    a judgement says "relevant". What is listed several times counts once, and must say the same each time. A query
+    that is a document, with the same id and words, is left out of its own ranking (as in BEIR), unless that document
+    is judged relevant.
     """
-    documents, queries = (
-        _once(((text_of(row["id"]), as_read(row)) for row in read(part)), f"{part}: the texts of id {{!r}}")
-        for part, as_read in (("corpus", _document), ("queries", lambda row: text_of(row["text"]) or ""))
+    corpus, asking = read("corpus"), read("queries")
+    documents, bodies, queries = (
+        _once(((text_of(row["id"]), as_read(row)) for row in rows), f"{part}: the texts of id {{!r}}")
+        for part, rows, as_read in (
+            ("corpus", corpus, _document),
+            ("corpus", corpus, _text),
+            ("queries", asking, _text),
+        )
     )
     judged = [
         ((text_of(row["query-id"]), text_of(row["corpus-id"])), 1.0 if grade is None else grade)
@@ -171,15 +179,25 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
         named = ", ".join(f"recall@{k}" for k in deep)
         logger.warning(f"Task {task.name!r}: {named} is left out: the collection has {len(documents)} documents.")
     asked = [query for query in queries if query in relevant]
+    own = [-1] * len(asked)
+    for number, query in enumerate(asked):
+        if query in documents and position[query] not in relevant[query]:
+            if words(queries[query]) in (words(documents[query]), words(bodies[query])):
+                own[number] = position[query]
     return Retrieval(
         {"queries": [queries[query] for query in asked], "documents": list(documents.values())},
         [relevant[query] for query in asked],
         task.recall,
+        own if max(own) >= 0 else (),
     )
 
 
+def _text(row: Mapping[str, Any]) -> str:
+    return text_of(row["text"]) or ""
+
+
 def _document(row: Mapping[str, Any]) -> str:
-    return f"{text_of(row.get('title')) or ''} {text_of(row['text']) or ''}".strip()
+    return f"{text_of(row.get('title')) or ''} {_text(row)}".strip()
 
 
 def _once(named: Iterable[tuple[Any, Any]], what: str) -> dict[Any, Any]:

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from ..encode.ranks import rank, sum_over_ranks
 from ..encode.tokenized_texts import TokenizedText
+from ..encode.words import word_spans
 from .ridge import Regression, apply_affine
 from .sums import ExitSums, on_all_ranks
 
@@ -146,14 +147,15 @@ def is_query(text: str) -> bool:
 
 
 def span_of(text: str) -> str:
-    """Some words in a row of a text, in place of a query: 3 to 16, or all of a shorter text. The same text always
-    gives the same span."""
-    words = text.split()
+    """Some words in a row of a text, in place of a query: 3 to 16 ([`word_spans`]), or all of a shorter text. The same
+    text always gives the same span."""
+    words = word_spans(text) or [(0, len(text))]
     digest = blake2b(text.encode(), digest_size=8).digest()
     fewest, most = SPAN_WORDS
     count = fewest + int.from_bytes(digest[:4], "big") % (most - fewest + 1)
     start = int.from_bytes(digest[4:], "big") % max(1, len(words) - count + 1)
-    return " ".join(words[start : start + count])
+    chosen = words[start : start + count]
+    return text[chosen[0][0] : chosen[-1][1]]
 
 
 def divergence(queries: torch.Tensor, wanted: torch.Tensor, passages: torch.Tensor) -> float:

@@ -175,29 +175,36 @@ class ExitMaps:
 
     def __init__(self, sums: ExitSums, basis: str, config: Any, projection: Projection | None = None) -> None:
         self.width = config.hidden_size
-        # A model keeps as many principal axes of a target as its hidden size.
-        kept = torch.eye(len(sums.target_axes)).to(sums.target_axes)
-        if len(kept) > self.width:
-            kept = sums.target_axes[: self.width]
-        rotation = sums.target_axes[: self.width] if basis == "principal" else kept
-        self.dim = len(rotation)
-        self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
         self._offset: torch.Tensor | None = None
-        behind = self.to_space.T @ kept.T  # from the common space to the target's
-        if projection is not None:
-            behind = projection.weight.detach().T.to(self.to_space)
+        kept = torch.eye(len(sums.target_axes)).to(sums.target_axes)
+        if projection is None:
+            # A model keeps as many principal axes of a target as its hidden size.
+            if len(kept) > self.width:
+                kept = sums.target_axes[: self.width]
+            rotation = sums.target_axes[: self.width] if basis == "principal" else kept
+            self.dim = len(rotation)
+            self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
+            behind = self.to_space.T @ kept.T  # from the common space to the target's
+        else:
+            behind = projection.weight.detach().T.to(kept)
             self.to_space, self.dim = torch.linalg.pinv(behind), self.width
             if projection.bias is not None:
-                self._offset = projection.bias.detach().to(self.to_space)
+                self._offset = projection.bias.detach().to(kept)
         self.state_only: dict[int, Fit] = {}
         self.joints: dict[int, Fit] = {}
         self.table: Fit | None = None
         if FEATURES in sums.rows:
             table = sums.fit([FEATURES])
             self.table = self._in_space(table)
-            # Static vectors in the target's space: from the features, and from the vectors of the model.
-            self._from_features = [affine @ kept.T for affine in sums.tables(table.report)]
+            # Static vectors in the target's space: from the vectors of the model, and as those from the features. A
+            # projection with more dims than the hidden state reaches a part of that space.
             self._from_space = behind
+            self._from_features = []
+            for fit in (self._in_space(Fit(table.report, affine)) for affine in sums.tables(table.report)):
+                affine = fit.affine @ behind
+                if self._offset is not None:
+                    affine[0] += self._offset
+                self._from_features.append(affine)
 
     def add(self, sums: ExitSums) -> None:
         """Fit the maps of the layers of these sums."""

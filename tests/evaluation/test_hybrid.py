@@ -7,81 +7,137 @@ from statistics import mean, pstdev
 
 import numpy as np
 import pytest
+import torch
 
 from m3bert.encode.hybrid import Ranking
-from m3bert.evaluation import HybridSearch, bm25_search, evaluate_grid, find_tasks, fuse_ranks, fuse_scores
+from m3bert.evaluation import (
+    HybridSearch,
+    bm25_search,
+    evaluate_grid,
+    exact_search,
+    find_tasks,
+    fuse_ranks,
+    fuse_scores,
+    ranking_scores,
+)
+from m3bert.evaluation.evaluators import Retrieval
 from tests.conftest import assert_close
 
 
 DOCUMENTS = ["zebra lion zebra", "lion tiger", "tiger tiger tiger bear", "wolf", "bear lion wolf elephant giraffe"]
 
 
-def naive_bm25(query: str, k1: float = 1.2, b: float = 0.75) -> list[float]:
-    """BM25 of Robertson, as SQLite computes it: no word counts less than 1e-6, and repeated words count again."""
-    words = [text.split() for text in DOCUMENTS]
+def naive_bm25(query: str, documents: list[str], k1: float = 1.2, b: float = 0.75) -> list[float]:
+    """BM25 as Lucene computes it: every word counts, and repeated words of a query again."""
+    words = [text.split() for text in documents]
     average, scores = mean(map(len, words)), []
     for its in words:
         score = 0.0
         for word in query.split():
             found = sum(word in other for other in words)
-            weight = max(1e-6, log((len(words) - found + 0.5) / (found + 0.5)))
             count = its.count(word)
-            score += weight * count * (k1 + 1) / (count + k1 * (1 - b + b * len(its) / average))
+            weight = log(1 + (len(words) - found + 0.5) / (found + 0.5))
+            score += weight * count / (count + k1 * (1 - b + b * len(its) / average))
         scores.append(score)
     return scores
 
 
 @pytest.mark.parametrize("query", ["zebra", "bear elephant bear", "tiger wolf", "unknown", "the", 'a "wolf*" OR ('])
-def test_bm25_equals_the_formula(query):
-    found = bm25_search([query], DOCUMENTS)
-    expected = naive_bm25(query.replace('a "wolf*" OR (', "wolf"))
-    assert sorted(found.rows[0]) == list(range(len(DOCUMENTS)))
-    assert_close(found.scores[0], [expected[row] for row in found.rows[0]])
-    assert list(found.scores[0]) == sorted(found.scores[0], reverse=True)
-    assert bm25_search([query], DOCUMENTS, 2).rows.tolist() == found.rows[:, :2].tolist()
+@pytest.mark.parametrize("alphabet", ["words", "characters"])
+def test_bm25_equals_the_formula_and_finds_nothing_else(query, alphabet):
+    documents, expected = DOCUMENTS, naive_bm25(query.replace('a "wolf*" OR (', "wolf"), DOCUMENTS)
+    if alphabet == "characters":  # one for each word, without spaces
+        numbers = {word: chr(0x4E00 + at) for at, word in enumerate(" ".join([*DOCUMENTS, "unknown"]).split())}
+        documents = ["".join(map(numbers.__getitem__, text.split())) for text in DOCUMENTS]
+        query = "".join(numbers.get(word, "") for word in query.replace('a "wolf*" OR (', "wolf").split())
+    found = bm25_search([query], documents)
+    order = sorted((row for row, score in enumerate(expected) if score), key=lambda row: -expected[row])
+    assert [row for row in found.rows[0] if row >= 0] == order and (found.rows[0, len(order) :] == -1).all()
+    assert_close(found.scores[0], [*(expected[row] for row in order), *[0.0] * (len(documents) - len(order))])
+    assert bm25_search([query], documents, 2).rows.tolist() == found.rows[:, :2].tolist()
 
 
 def test_words_are_stemmed_and_without_accents():
     found = bm25_search(["the runner runs in an annee"], ["other", "runs", "Une ann\u00e9e of Running"])
-    assert set(found.rows[0, :2]) == {1, 2} and found.scores[0, 1] > 0 == found.scores[0, 2]
+    assert found.rows[0].tolist() in ([1, 2, -1], [2, 1, -1]) and found.scores[0, 1] > 0 == found.scores[0, 2]
 
 
-def lists(seed: int, queries: int = 3, documents: int = 20, k: int = 7) -> Ranking:
+def lists(seed: int, found: int = 7, queries: int = 3, documents: int = 20, k: int = 7) -> Ranking:
+    """The best of random scores, with ties; the ranking has room for more than are found."""
     draw = np.random.default_rng(seed)
     rows = np.stack([draw.permutation(documents)[:k] for _ in range(queries)])
-    return Ranking(-np.sort(-draw.normal(size=(queries, k)), axis=1), rows)
+    scores = -np.sort(-draw.integers(1, 9, size=(queries, k)).astype(float), axis=1)
+    rows[:, found:], scores[:, found:] = -1, 0
+    return Ranking(scores, rows)
 
 
 def naive_fusion(first: Ranking, second: Ranking, query: int, k: int, weight: float | None) -> list[int]:
-    sides = [
-        dict(zip(side.rows[query].tolist(), side.scores[query].tolist(), strict=True)) for side in (first, second)
-    ]
-    union = sorted({*sides[0], *sides[1]})
-    if weight is None:
-        ranks = [side.rows[query].tolist() for side in (first, second)]
-        value = {
-            row: sum(1 / (61 + (its.index(row) if row in its else len(its) - 1)) for its in ranks) for row in union
-        }
-    else:
-        value = dict.fromkeys(union, 0.0)
-        for side, factor in zip(sides, (1.0, weight), strict=True):
-            scores = [side.get(row, min(side.values())) for row in union]
-            for row, score in zip(union, scores, strict=True):
-                value[row] += factor * (score - mean(scores)) / pstdev(scores)
+    union = sorted({*first.rows[query].tolist(), *second.rows[query].tolist()} - {-1})
+    value = dict.fromkeys(union, 0.0)
+    for side, factor in ((first, 1.0), (second, weight)):
+        given = side.scores[query].tolist()
+        by_row = dict(zip(side.rows[query].tolist(), given, strict=True))
+        scores = [by_row.get(row, min(given)) for row in union]
+        for row, score in zip(union, scores, strict=True):
+            if factor is None or weight is None:  # places down to the last document with this score
+                value[row] += 1 / (60 + sum(other >= score for other in given))
+            else:
+                value[row] += factor * (score - mean(scores)) / (pstdev(scores) or 1.0)
     return sorted(union, key=lambda row: -value[row])[:k]
 
 
+@pytest.mark.parametrize("found", [7, 2, 0])
 @pytest.mark.parametrize("weight", [None, 0.5, 2.0])
-def test_fusions_equal_a_loop_over_documents(weight):
-    first, second = lists(0), lists(1)
-    fused = fuse_ranks(first, second, 5) if weight is None else fuse_scores(first, second, 5, weight)
-    assert fused.tolist() == [naive_fusion(first, second, query, 5, weight) for query in range(3)]
+def test_fusions_equal_a_loop_over_documents(weight, found):
+    first, second = lists(0), lists(1, found)
+    fused = fuse_ranks(first, second, 9) if weight is None else fuse_scores(first, second, 9, weight)
+    expected = [naive_fusion(first, second, query, 9, weight) for query in range(3)]
+    assert fused.tolist() == [rows + [-1] * (9 - len(rows)) for rows in expected]
+
+
+def test_the_order_of_the_file_does_not_count():
+    """Documents that BM25 does not find, or finds with one score, are fused alike."""
+    draw = torch.Generator().manual_seed(0)
+    documents, queries = torch.randn(60, 8, generator=draw), torch.randn(9, 8, generator=draw)
+    texts, asked = [f"text w{row % 20}" for row in range(60)], [f"w{row}" for row in range(8)] + ["nothing"]
+    best = {}
+    for order in (torch.arange(60), torch.randperm(60, generator=draw)):
+        task = Retrieval({"queries": asked, "documents": [texts[row] for row in order]}, [{0: 1.0}] * 9)
+        vectors = {"queries": queries, "documents": documents[order]}
+        for fusion in ("scores", "ranks"):
+            found = order[task._bm25_ranked(vectors, fusion)[:, :10]].tolist()
+            assert best.setdefault(fusion, found) == found
+            assert found[-1] == order[exact_search(queries[-1:], vectors["documents"], 10)[0]].tolist()
+
+
+def test_a_query_that_is_a_document_is_left_out_of_its_own_searches():
+    draw = torch.Generator().manual_seed(0)
+    documents, texts = torch.randn(30, 8, generator=draw), [f"w{row} w{row % 7} w{row % 5}" for row in range(30)]
+    vectors = {"queries": documents[:6] + torch.randn(6, 8, generator=draw) / 9, "documents": documents}
+    sides = {"queries": texts[:6], "documents": texts}
+    relevant, own = [{row + 7: 1.0, row + 14: 2.0} for row in range(6)], [0, 1, 2, 3, -1, -1]
+    task, plain = Retrieval(sides, relevant, own=own), Retrieval(sides, relevant)
+    similar = torch.cosine_similarity(vectors["queries"][:, None], documents[None], dim=2)
+    similar[range(4), range(4)] = -torch.inf
+    expected = ranking_scores(similar.argsort(dim=1, descending=True).numpy(), relevant)
+    assert task.score(vectors) == pytest.approx(expected) != pytest.approx(plain.score(vectors))
+    assert [search.shortlist for search in task.two_stage_searches("x", 1, vectors, [4, 8])] == [10, 20]
+
+    def ranked(its: Retrieval) -> list[np.ndarray]:
+        coded = its._nearest(vectors["queries"], documents, 29).rows
+        return [coded, its._bm25_ranked(), *(its._bm25_ranked(vectors, name) for name in ("scores", "ranks"))]
+
+    for with_own, without in zip(ranked(plain), ranked(task), strict=True):
+        assert all(row in its for row, its in enumerate(with_own)) and 4 in without[4] and 5 in without[5]
+        assert not any(row in its for row, its in enumerate(without[:4]))
+    bm25 = [[row for row in its if row not in (-1, own[at])] for at, its in enumerate(plain._bm25_ranked().tolist())]
+    assert [[row for row in its if row >= 0] for its in task._bm25_ranked().tolist()] == bm25
 
 
 def test_equal_scores_do_not_count():
     first, second = lists(0), Ranking(np.ones((3, 7)), lists(1).rows)
     fused = fuse_scores(first, second, 3)
-    np.testing.assert_array_equal(fused[:, 0], first.rows[:, 0])
+    assert all(first.scores[at][first.rows[at] == best] == first.scores[at, 0] for at, best in enumerate(fused[:, 0]))
 
 
 def test_an_evaluation_measures_bm25_alone_and_beside_every_shared_layer(encoder_with_exits, data):

@@ -75,6 +75,25 @@ def test_judgements_of_unknown_documents_and_queries_are_counted_and_named(data,
         load_task(find_task("cranfield"), data)
 
 
+@pytest.mark.parametrize(
+    ("document", "score", "left_out"),
+    [
+        ({"title": "", "text": "An apple, a  pear."}, 0, True),
+        ({"title": "Fruit", "text": "An apple, a pear."}, 0, True),
+        ({"title": "An apple,", "text": "a pear."}, 0, True),
+        ({"title": "", "text": "An apple, no pear."}, 0, False),  # another text that happens to have the id
+        ({"title": "", "text": "An apple, a pear."}, 1, False),  # the collection asks for it
+    ],
+)
+def test_a_query_that_is_a_document_is_known_by_its_id_and_words(tmp_path, document, score, left_out):
+    rows = [{"id": "a", **document}, {"id": "b", "title": "", "text": "An apple, a pear."}]
+    write_rows(tmp_path / "cranfield" / "corpus.jsonl.gz", rows)
+    write_rows(tmp_path / "cranfield" / "queries.jsonl.gz", [{"id": "a", "text": "An apple, a pear."}])
+    with gzip.open(tmp_path / "cranfield" / "qrels.tsv.gz", "wt") as opened:
+        opened.write(f"query-id\tcorpus-id\tscore\na\tb\t1\na\ta\t{score}\n")
+    assert [*load_task(find_task("cranfield"), tmp_path).own] == ([0] if left_out else [])
+
+
 def test_rows_are_read_as_they_are_written_and_a_broken_line_is_named(tmp_path):
     (tmp_path / "a.tsv").write_text('query-id\tscore\n007\t1\n"x\t2\n')
     assert read_rows(tmp_path / "a.tsv") == [{"query-id": "007", "score": "1"}, {"query-id": '"x', "score": "2"}]

@@ -61,15 +61,17 @@ def test_the_teacher_computes_as_asked_for(encoder_folder, pairs, tmp_path, monk
     assert seen == {"attention": "eager", "autocast": True}
 
 
-def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
+def test_candidates_of_another_file_but_never_the_query(encoder_folder, pairs, tmp_path, sentences):
     corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(sentences[44:48]))
+    corpus.write_text("\n".join(sentences[:20] + sentences[44:48]))
     output = tmp_path / "triplets.jsonl"
     run(
-        "--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--corpus_files", corpus, "--negatives", 1,
+        "--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--corpus_files", corpus, "--negatives", 3,
         "--relative_margin", -9, "--output_file", output,
     )  # fmt: skip
     found = [json.loads(line) for line in output.read_text().splitlines()]
-    negatives = {row["negative_1"] for row in found}
-    assert negatives & set(sentences[44:48])
-    assert negatives <= {*sentences[44:48], *(row["positive"] for row in pairs[1])}
+    assert [row["anchor"] for row in found] == sentences[:20]
+    negatives = [{row[f"negative_{n}"] for n in (1, 2, 3)} for row in found]
+    assert not any({row["anchor"], row["positive"]} & its for row, its in zip(found, negatives, strict=True))
+    assert set().union(*negatives) & {*sentences[44:48]}
+    assert set().union(*negatives) <= {*corpus.read_text().splitlines(), *(row["positive"] for row in pairs[1])}

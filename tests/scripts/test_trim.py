@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -21,9 +22,11 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
 )
 
-from m3bert.commands.trim import main as trim, trim as trim_to
+from m3bert.commands.trim import main as trim, tokens_used, trim as trim_to
 from m3bert.encode.durable import only_writer
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.modeling.modeling_elastic import Elasticity
@@ -165,6 +168,53 @@ def test_an_unknown_word_stays_unknown(tmp_path):
     new = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert [new.tokenize(text) for text in ("abcd", "ab", "acd")] == [["[UNK]"], ["ab"], ["a", "##cd"]]
     assert "zz" not in new.get_vocab()
+
+
+def test_the_work_grows_with_the_length_of_a_word_without_spaces():
+    """Counted are the characters that tokenizers and normalizers read, and what is looked up in the vocabulary."""
+
+    class Counting(dict):
+        def __contains__(self, piece):
+            work.append(1)
+            return super().__contains__(piece)
+
+    def counted(value):
+        work.append(sum(map(len, value)))
+        return tokenizer.encode_batch_fast(value)
+
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    model, counts = json.loads(tokenizer.to_str())["model"], []
+    model["vocab"] = Counting(model["vocab"])
+    several = SimpleNamespace(encode_batch_fast=counted, normalizer=None, pre_tokenizer=tokenizer.pre_tokenizer)
+    for length in (5_000, 10_000):
+        for text in ("ab" * length, "abz " * length):
+            work: list[int] = []
+            tokenizer.pre_tokenizer = several.pre_tokenizer = pre_tokenizers.Whitespace()
+            assert tokens_used(several, model, [text]) == ({0} if " " not in text else {0, 1, 2})
+            counts.append(sum(work))
+    assert counts[2] <= 2 * counts[0] and counts[3] <= 2 * counts[1]
+
+
+@pytest.mark.parametrize("place", [0, 13, 150])
+def test_positions_that_count_from_the_padding_token(place, tmp_path):
+    names = [*SPECIAL[1:], *(f"w{number}" for number in range(200))]
+    vocabulary = {its: at for at, its in enumerate([*names[:place], "[PAD]", *names[place:]])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    old = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=30
+    )
+    model = RobertaModel(RobertaConfig(**{**sizes(old), "max_position_embeddings": place + 40}))
+    source, file, texts = save(tmp_path / "source", old, model), tmp_path / "texts.txt", ["w190 w191", "w192"]
+    file.write_text("\n".join(texts))
+    arguments = [source, str(tmp_path / "out"), "--files", str(file)]
+    if place >= 100:
+        with pytest.raises(ValueError, match="'w190 w191' would have other hidden states: .* needs the ids of its"):
+            trim(arguments)
+        return
+    trim(arguments)
+    torch.testing.assert_close(states(tmp_path / "out", texts), states(source, texts))
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").pad_token_id == place
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])

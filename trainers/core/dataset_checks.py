@@ -41,3 +41,18 @@ def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The tr
         )
     if not isinstance(dataset, Sized) and next(iter(dataset), None) is None:
         raise ValueError(f"{name} has no rows.")
+
+
+def require_known_metric(args: TrainingArguments, eval_dataset: Any, evaluator: bool) -> None:
+    """Raise a ValueError if `metric_for_best_model`, by default the loss, is of none of several evaluation sets, whose
+    metrics have their names in front. With an evaluator, it may be one of its metrics."""
+    if args.metric_for_best_model is None or not isinstance(eval_dataset, dict):
+        return
+    metric = "eval_" + args.metric_for_best_model.removeprefix("eval_")
+    of_a_set = any(metric.startswith(f"eval_{name}_") for name in eval_dataset)
+    if not of_a_set and (metric == "eval_loss" or not evaluator):
+        legal = ", ".join(f"eval_{name}_loss" for name in eval_dataset)
+        raise ValueError(
+            f"metric_for_best_model={args.metric_for_best_model!r} is of none of the evaluation sets; legal values: "
+            f"{legal}, or another of their metrics."
+        )

@@ -33,7 +33,7 @@ from ...encode.states import check_pooling, is_flash, unwrap_encoder
 from ...modeling.modeling_elastic import Elasticity, resolve_size
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of, reading
-from .dataset_checks import require_one_batch
+from .dataset_checks import require_known_metric, require_one_batch
 from .given import ONE_MODEL
 from .model import NestedModel, columns_of
 from .objective import Objective, Term, TermMeter
@@ -81,10 +81,10 @@ class NestedTrainer(Trainer):
 
     Raises:
         ValueError: if `compute_metrics` is passed to a trainer without logits; if the pooling is not that of the
-            model's exits; if the training set is smaller than one batch and smaller batches are dropped; if the grid
-            is outside the model, or lacks the full size that the objective needs; if the objective reads more than the
-            projection has; if flash attention would compute in float32; if `fsdp` is combined with `mini_batch_size`
-            or an evaluator.
+            model's exits; if the training set is smaller than one batch and smaller batches are dropped; if the metric
+            of the best model is of none of several evaluation sets; if the grid is outside the model, or lacks the
+            full size that the objective needs; if the objective reads more than the projection has; if flash attention
+            would compute in float32; if `fsdp` is combined with `mini_batch_size` or an evaluator.
     """
 
     # Columns that the collator reads if a dataset has them.
@@ -115,6 +115,7 @@ class NestedTrainer(Trainer):
         if is_flash(attention) and unwrap_encoder(model).dtype == torch.float32 and not (args.bf16 or args.fp16):
             raise ValueError(f"attn_implementation={attention!r} needs half precision: pass bf16=True or fp16=True.")
         require_one_batch(train_dataset, args)
+        require_known_metric(args, eval_dataset, evaluator is not None)
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)
         self.columns = columns

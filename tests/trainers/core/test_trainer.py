@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -212,6 +213,15 @@ def test_watching_reads_one_number_per_step(tiny_tokenizer, tmp_path):
 def test_compute_metrics_is_refused_where_there_are_no_logits(tiny_tokenizer, tmp_path):
     with pytest.raises(ValueError, match="compute_metrics needs logits, which this trainer does not have: pass eval"):
         NestedTrainer(quiet_model(), MultigranularMLM(GRID), arguments(tmp_path), dict, compute_metrics=dict)
+
+
+@pytest.mark.parametrize(("metric", "legal"), [(None, False), ("mlm_6x8", False), ("eval_a_loss", True)])
+def test_the_best_of_several_evaluation_sets_needs_one_of_them(tiny_tokenizer, tmp_path, metric, legal):
+    best = {"eval_strategy": "steps", "save_strategy": "steps", "load_best_model_at_end": True}
+    args = arguments(tmp_path, **best, metric_for_best_model=metric)
+    sets = {"eval_dataset": dict.fromkeys("ab", [{}])}
+    with nullcontext() if legal else pytest.raises(ValueError, match="legal values: eval_a_loss, eval_b_loss"):
+        NestedTrainer(quiet_model(), MultigranularMLM(GRID), args, dict, **sets)
 
 
 def test_a_grid_outside_the_model_is_refused(tiny_tokenizer, tmp_path):

@@ -1,0 +1,95 @@
+"""Words of all languages: the same in the spans of a fit, in BM25 and in comparisons, and divided nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m3bert.encode.hybrid import folded
+from m3bert.encode.words import word_spans, words
+from m3bert.evaluation import bm25_search
+from m3bert.exits.choice import span_of
+
+
+ROOT = Path(__file__).parents[2]
+# Texts, and their words with a bar between them.
+LANGUAGES = {
+    "en": ("Don't stop: H2O, 3.14 na\u00efve cafe\u0301s!", "Don|t|stop|H2O|3|14|na\u00efve|cafe\u0301s"),
+    "zh": ("我爱北京。2024年iPhone手机", "我|爱|北|京|2024|年|iPhone|手|机"),
+    "ja": ("時々、コーヒーを「がぶ飲み」ｶﾞ", "時|々|コ|ー|ヒ|ー|を|が|ぶ|飲|み|ｶﾞ"),
+    "th": ("น้ำดี ที่๒๕๖๗", "น้ำ|ดี|ที่|๒๕๖๗"),
+    "lo": ("ພາສາ", "ພ|າ|ສ|າ"),
+    "km": ("ភាសាខ្មែរ", "ភា|សា|ខ្មែ|រ"),
+    "my": ("ကို", "ကို"),
+    "ko": ("한국어 문장, 둘", "한국어|문장|둘"),
+    "ar": ("مَرْحَبًا بالعالم، ١٢٣", "مَرْحَبًا|بالعالم|١٢٣"),
+    "fa": ("می\u200cخواهم بروم", "می\u200cخواهم|بروم"),
+    "hi": ("हिन्दी में क्षत्रिय।", "हिन्दी|में|क्षत्रिय"),
+    "emoji": (
+        "hi 👩\u200d👩\u200d👧👍🏽🇩🇪🇫🇷 ☕\ufe0fok",
+        "hi|👩\u200d👩\u200d👧|👍🏽|🇩🇪|🇫🇷|☕\ufe0f|ok",
+    ),
+    "none": ("!? -- $ \n", ""),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_part_has_the_same_words(language):
+    text, barred = LANGUAGES[language]
+    expected = barred.split("|") if barred else []
+    assert words(text) == expected and [text[start:end] for start, end in word_spans(text)] == expected
+    # A word is found where it is, and in no other text.
+    others = [other for name, (other, _) in LANGUAGES.items() if name != language]
+    for word in {*expected} - {"t"}:  # of "Don't", and Latin words in several texts
+        found = bm25_search([word], [*others, text])
+        holding = {row for row, its in enumerate([*others, text]) if folded(word) in map(folded, words(its))}
+        assert {*found.rows[0].tolist()} - {-1} == holding and len(others) in holding
+    for end in range(30):
+        whole = f"{end} {text * 9}"
+        span, its = span_of(whole), words(whole)
+        assert span in whole and 0 < len(span)
+        at = [start for start in range(len(its)) if its[start : start + len(words(span))] == words(span)]
+        assert at and 3 <= len(words(span)) <= 16 or language == "none"
+        assert span_of(whole) == span, "always the same"
+
+
+def test_a_word_is_compared_without_case_accents_and_forms_of_unicode():
+    for one, other in (
+        ("STRASSE", "straße"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("ｶﾞ", "ガ"),
+        ("Ｈ２", "h2"),
+        ("Ёлка", "елка"),
+    ):
+        assert folded(one) == folded(other)
+    for one, other in (("か", "が"), ("की", "का"), ("มี", "ม")):
+        assert folded(one) != folded(other)
+
+
+# Files that divide at spaces, or by `\w`, what is no text of a user: messages, docstrings, names of files, options and
+# models, cards, Python's own documentation, a
+# text that is shown in one line, a list of stop words.
+OTHERS = """
+durable help_texts corpus qdrant_engine quickstart composition papers files stdlib_docs upload own_data command
+preparing hybrid mteb_meta search formats training_record sections publication modeling_elastic settings_m3bert
+"""
+
+
+def test_no_other_part_divides_texts():
+    found = set()
+    for folder in ("m3bert", "trainers", "hub_cards", "scripts", "modeling_m3bert"):
+        for file in ROOT.joinpath(folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                at_spaces = isinstance(node, ast.Call) and ast.unparse(node).endswith(".split()")
+                pattern = isinstance(node, ast.Constant) and re.search(r"\\[wWbB]|fts5|unicode61", str(node.value))
+                found |= {file.stem} if at_spaces or pattern else set()
+    assert found == {*OTHERS.split()}
+
+
+def test_texts_without_a_word_find_nothing():
+    found = bm25_search(["!", "a", ""], ["?", "...", ""])
+    assert np.array_equal(found.rows, -np.ones((3, 3))) and not found.scores.any()
