@@ -213,7 +213,7 @@ def evaluate_grid(
         seed (`int`, *optional*, defaults to 0): Seed to record in the results. The evaluation itself is deterministic.
         verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
         unfinished (`Path`, *optional*): File that gets the results after each task. Tasks that it already has are
-            skipped, so an interrupted run resumes. If the data of a task has changed, all tasks are scored again.
+            skipped, so an interrupted run resumes. If the data of a task has changed, all tasks run again.
 
     Returns:
         [`GridResults`]
@@ -233,8 +233,8 @@ def evaluate_grid(
         mteb_task.load_data()
     results = _without_scores(encoder, by_name.values(), by_mteb, seed)
     results.settings["searches"] = {"two_stages": two_stages, "asymmetric": asymmetric, "hybrid": hybrid}
-    data = results.settings["data"] = {name: its.fingerprint() for name, its in evaluators.items()}
-    data |= {name: key_of(its) for name, its in results.settings.get("mteb", {}).items()}
+    digests = results.settings["data"] = {name: its.fingerprint() for name, its in evaluators.items()}
+    digests |= {name: key_of(its) for name, its in results.settings.get("mteb", {}).items()}
     if unfinished is not None and unfinished.exists():
         results = _resumed(results, GridResults.load(unfinished), unfinished)
     layers = encoder.grid.layers if asymmetric is not False else []
@@ -315,7 +315,7 @@ def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResu
         raise ValueError(f"{file} has results of another run: {', '.join(differing)} differ. Remove it.")
     data, before = results.settings["data"], earlier.settings["data"]
     if changed := [name for name in earlier.seconds if name in data and data[name] != before.get(name)]:
-        logger.warning(f"The data of {', '.join(changed)} has changed since {file} was written: all is scored again.")
+        logger.warning(f"The data of {', '.join(changed)} has changed since {file} was written: all tasks run again.")
         return results
     return replace(earlier, date=results.date, settings={**results.settings, "data": before | data}, seed=results.seed)
 
