@@ -28,8 +28,8 @@ OBJECTS = {kind.__name__: kind for kind in (ExitSums, Moments, PathFit)}
 
 class KeptParts:
     """
-    Finished parts of a fit. A part is made once and read afterwards. A file that is truncated, or that another fit wrote,
-    is named in a warning, and the part is made anew.
+    Finished parts of a fit. A part is made once and read afterwards. A file that is truncated, or that another fit
+    wrote, is named in a warning, and the part is made anew.
 
     Args:
         folder (`str` or `Path`, *optional*): Folder of the files. `None` keeps nothing.
