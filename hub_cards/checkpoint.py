@@ -253,9 +253,14 @@ class Checkpoint:
         return load_model(self.folder, getattr(transformers, self.head), use_safetensors=True, **options)
 
     @cached_property
+    def identity(self) -> dict[str, Any]:
+        """[`GridEncoder.identity`] of the encoder."""
+        return self.encoder().identity()
+
+    @property
     def weights_fingerprint(self) -> str:
         """Fingerprint of the weights of encoder and projection."""
-        return self.encoder().weights_fingerprint()
+        return self.identity["weights"]
 
     def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
         """Load the encoder to embed texts over a grid. Default: its own grid."""

@@ -280,6 +280,8 @@ def describe(
         results = results.within(checkpoint.full)
         if cut is not None:  # a cut model has other weights than the one that was scored, and the same scores
             results.weights = checkpoint.weights_fingerprint
+            own = {name: checkpoint.identity[name] for name in ("config", "tokenizer")}
+            results.settings = {**results.settings, **own}
         results.save(folder / RESULTS)
         write_eval_results(folder, eval_results(results, checkpoint.full, repo_id))
         drawn = draw_all(results, folder / FIGURES)
@@ -297,6 +299,9 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
     or settings."""
     if results.weights != checkpoint.weights_fingerprint:
         raise ValueError(f"The results do not belong to the weights in {checkpoint.folder}: evaluate these.")
+    for name in ("config", "tokenizer"):  # which results of earlier versions do not have
+        if results.settings.get(name, checkpoint.identity[name]) != checkpoint.identity[name]:
+            raise ValueError(f"The results were measured with another {name} than {checkpoint.folder} has.")
     if (checkpoint.folder / MODULES_FILE).is_file():
         published = checkpoint.settings
         for name, known in (("pooling", published.pooling), ("prompts", published.used_prompts)):

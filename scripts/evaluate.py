@@ -128,16 +128,13 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
 
 
 def unfinished_file(encoder: evaluation.GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
-    """The file for the results of the tasks that a run has scored so far. A run with other options, weights, versions
-    of packages or own data (by name, size and time of change) has another one."""
+    """The file for the results of the tasks that a run has scored so far. A run with other options, another encoder or
+    other versions of packages has another one."""
     from ..encode.hashing import key_of
     from ..evaluation.grid_evaluation import installed_versions
 
-    facts = {**asdict(encoding), **asdict(options), **installed_versions(), "weights": encoder.weights_fingerprint()}
-    for source in (*options.retrieval, *options.pairs, *options.classification):
-        for file in filter(Path.is_file, (Path(source), *Path(source).rglob("*"))):
-            facts[str(file)] = file.stat().st_size, file.stat().st_mtime_ns
-    return Path(options.output_dir, UNFINISHED.format(key_of(facts)))
+    facts = [asdict(encoding), asdict(options), installed_versions(), encoder.identity()]
+    return Path(options.output_dir, UNFINISHED.format(key_of({"run": facts})))
 
 
 def write(results: GridResults, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,11 @@ import torch
 
 from .durable import only_writer, replace_text
 from .ranks import rank, wait_for_all_ranks, world_size
+from .typed import read_object
+
+
+logger = logging.getLogger(__name__)
+VERSION = 1  # raise it where the same manifest stands for other embeddings, or a folder has another form
 
 
 class EmbeddingStore:
@@ -37,7 +43,8 @@ class EmbeddingStore:
     Args:
         folder (`Path`): Folder; created if it does not exist.
         manifest (`dict`): Everything that the embeddings depend on, as JSON values. It is written to a new folder, and
-            compared with the manifest of an existing one.
+            compared with the manifest of an existing one. What that one lacks, because an earlier version wrote it,
+            cannot be compared; a warning names it.
         widths (`dict[str, int]`): Name of each array -> its hidden size.
         batches (`Sequence[Sequence[int]]`): Rows of each batch. Every row is in exactly one batch.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the arrays: `torch.float32` or
@@ -58,7 +65,7 @@ class EmbeddingStore:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.folder, self.batches, self.widths = folder, batches, widths
-        self.manifest = json.loads(json.dumps(dict(manifest)))
+        self.manifest = json.loads(json.dumps({**manifest, "version": VERSION}))
         self.dtype = torch.empty(0, dtype=dtype).numpy().dtype
 
     def __enter__(self) -> EmbeddingStore:
@@ -68,13 +75,14 @@ class EmbeddingStore:
                 if not (self.folder / "manifest.json").is_file():
                     self._create()
             wait_for_all_ranks()
-            found = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-            names = found.keys() | self.manifest.keys()
-            if differing := sorted(name for name in names if found.get(name) != self.manifest.get(name)):
+            found = {"version": 1, **read_object(self.folder / "manifest.json")}
+            if differing := sorted(name for name, its in self.manifest.items() if found.get(name, its) != its):
                 raise ValueError(
                     f"{self.folder} has embeddings made with other settings: {', '.join(differing)} differ. "
                     "Choose another folder, or delete this one."
                 )
+            if unknown := sorted(self.manifest.keys() - found.keys()):
+                logger.warning(f"{self.folder} does not say with which {', '.join(unknown)} its embeddings were made.")
             self._arrays = {name: self._opened(self._file(name)) for name in self.widths}
             whole = all((self.folder / f"{name}.npy").is_file() for name in self.widths)
             self._done = np.ones(len(self.batches), dtype=bool) if whole else self._opened(self.folder / "done.npy")

@@ -26,7 +26,8 @@ from .device import ComputeArguments, autocast, place
 from .embedding_store import EmbeddingStore
 from .embeddings import GridEmbeddings
 from .granularity import EncoderConfig, Granularity, Grid
-from .hashing import fingerprint_of, weights_fingerprint
+from .hashing import fingerprint_of
+from .identity import encoder_parts
 from .padded_batches import TOKENS_PER_TEXT, tokenized_chunks
 from .projection import Projection
 from .quantizer import find_quantizer
@@ -341,15 +342,15 @@ class GridEncoder:
             return nested_states(self.model, inputs, layers)
 
     def manifest(self, texts: Sequence[str], role: Role | None = "query") -> dict[str, Any]:
-        """Everything that the embeddings of texts (with prompts) of a role depend on: texts, weights and settings."""
+        """Everything that the embeddings of texts (with prompts) of a role depend on: the texts, the encoder
+        ([`~GridEncoder.identity`]), sizes and precision."""
+        identity = self.identity()
         return {
             "texts": len(texts),
             "text_fingerprint": fingerprint_of(texts),
-            "model": unwrap_encoder(self.model).config.name_or_path,
-            "weights_fingerprint": self.weights_fingerprint(),
+            "weights_fingerprint": identity["weights"],
+            **{name: identity[name] for name in ("config", "tokenizer", "pooling", "normalize")},
             "grid": str(self.encoded_grid),
-            "pooling": self.pooling,
-            "normalize": self.normalize,
             "max_length": self.max_length_of(role),
             "batch_size": self.batch_size,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -361,10 +362,17 @@ class GridEncoder:
         """Name of the type that hidden states are computed in."""
         return str(self.compute_dtype or unwrap_encoder(self.model).dtype).removeprefix("torch.")
 
-    def weights_fingerprint(self) -> str:
-        """Fingerprint of the weights: a digest of the names and values of all parameters and buffers."""
-        projection = self.projection.state_dict() if self.projection is not None else {}
-        return weights_fingerprint({**unwrap_encoder(self.model).state_dict(), **projection})
+    def identity(self) -> dict[str, Any]:
+        """Everything that vectors depend on, beside the text, the size and the precision: digests of `weights`,
+        `config` and `tokenizer` ([`encoder_parts`]), and how texts are read."""
+        return {
+            **encoder_parts(self.model, self.tokenizer, self.projection),
+            "pooling": self.pooling,
+            "normalize": self.normalize,
+            "prompts": self.settings.used_prompts,
+            "max_length": self.max_length,
+            "max_lengths": dict(self.max_lengths),
+        }
 
 
 def default_grid(config: EncoderConfig, projection: nn.Linear | None) -> Grid:

@@ -37,10 +37,10 @@ def fingerprint_of(texts: Iterable[str], digest: blake2b | None = None) -> str:
     return digest.hexdigest()
 
 
-def weights_fingerprint(state_dict: Mapping[str, torch.Tensor]) -> str:
-    """A digest of the names and values of weights. The same values in a wider type have the same digest."""
+def weights_fingerprint(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """A digest of the names and values of tensors. The same values in a wider type have the same digest."""
     digest = blake2b(digest_size=16)
-    for name, tensor in state_dict.items():
+    for name, tensor in named:
         digest.update(name.encode())
         for part in _plain_tensors(tensor):
             plain = part.detach().cpu()

@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -21,6 +21,7 @@ import torch
 from ..encode.columns import Role
 from ..encode.extras import require_extra
 from ..encode.granularity import Granularity
+from ..encode.hashing import fingerprint_of
 from ..encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
 from ..encode.search import SHORTLISTS, exact_search, nearest, products_share, rerank
 from ..encode.states import truncate
@@ -73,6 +74,12 @@ class Evaluator(ABC):
         """How an encoder reads texts of a role: if it has a default prompt, `None` for those that are not searched
         with, as `encode` of sentence-transformers."""
         return role if isinstance(self, Retrieval) or encoder.default_prompt_name is None else None
+
+    def fingerprint(self) -> str:
+        """A digest of all texts and gold labels."""
+        gold = (list(getattr(self, each.name)) for each in fields(self) if each.name != "texts")
+        texts = (text for name, its in self.texts.items() for text in (name, str(len(its)), *its))
+        return fingerprint_of([*map(str, gold), *texts])
 
     @property
     def stored(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import time
@@ -21,11 +22,15 @@ from ..encode.coding import code_vectors
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
+from ..encode.hashing import key_of
 from ..encode.states import shared_layers, truncate, unwrap_encoder
 from .evaluators import Evaluator, Geometry, Retrieval, Scores, Vectors
 from .readers import load_task
 from .results import GridResults, Score
 from .tasks import Task
+
+
+logger = logging.getLogger(__name__)
 
 
 if TYPE_CHECKING:
@@ -208,15 +213,15 @@ def evaluate_grid(
         seed (`int`, *optional*, defaults to 0): Seed to record in the results. The evaluation itself is deterministic.
         verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
         unfinished (`Path`, *optional*): File that gets the results after each task. Tasks that it already has are
-            skipped, so an interrupted run resumes. The file must be from the same weights, data and arguments;
-            of these, weights and grid are checked.
+            skipped, so an interrupted run resumes. If the data of a task has changed, all tasks run again.
 
     Returns:
         [`GridResults`]
 
     Raises:
         ValueError: if a task has no data, two tasks have one name, an embedding is not finite, a metric is undefined,
-            or `unfinished` has results of other weights or another grid. The message names the task.
+            or `unfinished` has results of another encoder, grid or arguments. The message names the task, or
+            what differs.
     """
     by_name, by_mteb = {}, {task.metadata.name: task for task in mteb_tasks}
     for task in tasks:
@@ -227,11 +232,11 @@ def evaluate_grid(
     for mteb_task in by_mteb.values():
         mteb_task.load_data()
     results = _without_scores(encoder, by_name.values(), by_mteb, seed)
+    results.settings["searches"] = {"two_stages": two_stages, "asymmetric": asymmetric, "hybrid": hybrid}
+    digests = results.settings["data"] = {name: its.fingerprint() for name, its in evaluators.items()}
+    digests |= {name: key_of(its) for name, its in results.settings.get("mteb", {}).items()}
     if unfinished is not None and unfinished.exists():
-        earlier = GridResults.load(unfinished)
-        if (earlier.weights, earlier.grid) != (results.weights, results.grid):
-            raise ValueError(f"{unfinished} has results of other weights or another grid: remove it.")
-        results = replace(earlier, date=results.date, settings=results.settings, seed=seed)
+        results = _resumed(results, GridResults.load(unfinished), unfinished)
     layers = encoder.grid.layers if asymmetric is not False else []
     if asymmetric is None:
         shared = shared_layers(unwrap_encoder(encoder.model).config)
@@ -267,12 +272,11 @@ def _without_scores(
 ) -> GridResults:
     """Results that name the encoder, its settings and the data."""
     model = unwrap_encoder(encoder.model)
+    identity = encoder.identity()
+    weights = identity.pop("weights")
     settings = {
-        "pooling": encoder.pooling,
-        "max_length": encoder.max_length,
-        "max_lengths": dict(encoder.max_lengths),
+        **identity,
         "batch_size": encoder.batch_size,
-        "prompts": encoder.settings.used_prompts,
         "dtype": encoder.compute_type,
         "attn_implementation": model.config._attn_implementation,
         "device": str(model.device),
@@ -295,10 +299,25 @@ def _without_scores(
         revision=getattr(model.config, "_commit_hash", None),
         grid=str(encoder.grid),
         seed=seed,
-        weights=encoder.weights_fingerprint(),
+        weights=weights,
         **run_facts(),
         settings=settings,
     )
+
+
+def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResults:
+    """The results of an interrupted run, to go on with; the new ones if the data of one of its tasks has changed."""
+    parts = {name: (getattr(results, name), getattr(earlier, name)) for name in ("weights", "grid")}
+    others = ("own_data", "mteb", "data", "device", "attn_implementation")
+    own = {name: its for name, its in results.settings.items() if name not in others}
+    parts |= {name: (its, earlier.settings.get(name)) for name, its in own.items()}
+    if differing := [name for name, (its, before) in parts.items() if its != before]:
+        raise ValueError(f"{file} has results of another run: {', '.join(differing)} differ. Remove it.")
+    data, before = results.settings["data"], earlier.settings["data"]
+    if changed := [name for name in earlier.seconds if name in data and data[name] != before.get(name)]:
+        logger.warning(f"The data of {', '.join(changed)} has changed since {file} was written: all tasks run again.")
+        return results
+    return replace(earlier, date=results.date, settings={**results.settings, "data": before | data}, seed=results.seed)
 
 
 def _score_task(task: Task, evaluator: Evaluator, embeddings: TaskEmbeddings, results: GridResults) -> None:

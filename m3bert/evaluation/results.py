@@ -252,7 +252,7 @@ class GridResults:
         date (`str`): Date of the run, ISO 8601.
         machine (`str`): Processor type, number of cores and number of GPUs.
         versions (`dict[str, str]`): Package -> version.
-        settings (`dict`): Settings of the encoder: pooling, maximum lengths, batch size, prompts, type of
+        settings (`dict`): What the encoder is ([`GridEncoder.identity`]) and how it ran: batch size, type of
             the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
             or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and
             `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a precision needed it.

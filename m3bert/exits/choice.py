@@ -21,12 +21,12 @@ from ..encode.ranks import rank, sum_over_ranks
 from ..encode.tokenized_texts import TokenizedText
 from ..encode.words import word_spans
 from .ridge import Regression, apply_affine
-from .sums import ExitSums, on_all_ranks
+from .sums import ExitSums, PathFit, on_all_ranks
 
 
 if TYPE_CHECKING:
     from .passes import RawStates
-    from .paths import PathFit, Tensors
+    from .paths import Tensors
 
     Refits = tuple[PathFit, Tensors]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..encode.durable import replacing
-from ..encode.hashing import key_of, weights_fingerprint
+from ..encode.hashing import weights_fingerprint
+from ..encode.identity import encoder_parts
 from ..encode.projection import Projection
 from ..encode.ranks import rank, world_size
 from ..encode.states import Pooling, check_pooling, longest_text
@@ -28,11 +28,12 @@ from ..modeling import EmbeddingSettings
 from ..modeling.modeling_elastic import Elasticity, make_elastic
 from ..trainers.data.teacher import TeacherEmbeddings
 from .choice import Measured, Queries, candidates_of, choose, reads_table, without_queries
+from .kept import KeptParts
 from .passes import PATH_TEXTS, RawStates, TextPasses, token_features
-from .paths import PathFit, Tensors, fit_paths
+from .paths import Tensors, fit_paths
 from .ridge import weight_and_bias
-from .sums import ExitMaps, LayerFit
-from .token_features import check_tokenizer, encoder_fingerprint
+from .sums import ExitMaps, LayerFit, PathFit
+from .token_features import check_tokenizer
 
 
 BASES = ("last_layer", "principal")
@@ -171,8 +172,8 @@ def fit_exits(
         compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
             `torch.float16` (mixed precision). Default: the type of the weights. The fit itself is in float64.
         cache_dir (`str` or `Path`, *optional*): Folder that keeps finished parts, such as the embeddings of the
-            vocabulary's tokens, for when an interrupted fit is called again and for the next one. It must be your own:
-            the files are pickles. Default: nothing is kept.
+            vocabulary's tokens, for when an interrupted fit is called again and for the next one. A part is used for
+            the same encoder, tokenizer, texts, targets and options only. Default: nothing is kept.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
     Returns:
@@ -229,9 +230,10 @@ def fit_exits(
             f"{len(tokenized)} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
             f"{20 * width} or more are better."
         )
+    target = weights_fingerprint([] if projection is None else projection.state_dict().items())
     if teacher is not None:
-        for group in tokenized:
-            teacher.check([its.text for its in group])
+        # Group by group, so that memory does not grow with the number of texts.
+        target = weights_fingerprint(("", teacher.checked([its.text for its in group])) for group in tokenized)
     make_elastic(model)
     kept = encoder.elastic, config.elastic if hasattr(config, "elastic") else None
     try:
@@ -240,25 +242,27 @@ def fit_exits(
         raw = RawStates(encoder, tokenizer, pooling, batch_size, compute_dtype)
         if description is not None and rank() == 0:
             tqdm.write(_cost(raw, tokenized, tokenizer if static else None, routes))
+        # The pooler is not read, and many checkpoints leave it to chance.
+        identity = {
+            **encoder_parts(model, tokenizer, without=("elastic", "pooler")),
+            "pooling": pooling,
+            "compute_dtype": str(compute_dtype or encoder.dtype),
+        }
         tokens = None
         if static:
-            tokens = token_features(raw, tokenized, prompts, cache_dir, progress=description is not None)
+            tokens = token_features(raw, tokenized, prompts, cache_dir, identity, progress=description is not None)
         passes = TextPasses(raw, tokenized, tokens, description)
-        settled = (layers, routes, pooling, static, max_length, query_prompt, list(prompts), str(compute_dtype))
-        target = {} if projection is None else projection.state_dict()
-        if teacher is not None:
-            target = {"teacher": teacher.of([its.text for its in next(iter(tokenized))])}
-        identity = [tokenized.fingerprint, str(settled), weights_fingerprint(target)]
-        kept_parts = _Parts(cache_dir, encoder, identity)
+        settled = [layers, routes, static, max_length, query_prompt, list(prompts)]
+        data = [tokenized.fingerprint, tokenized.counts, target]
+        kept_parts = KeptParts(cache_dir, {**identity, "settled": settled, "data": data}, encoder.device)
         sums, targets = kept_parts("sums", lambda: passes.sums(layers, projection, teacher))
         maps = ExitMaps(sums, basis, config, projection if stays else None)
         maps.add(sums)
         sampled = list(zip(passes.sampled(PATH_TEXTS), targets, strict=True))
         spans = sampled  # a teacher has no embeddings of spans
         if teacher is None:
-            spans = kept_parts(
-                "spans", lambda: passes.spans(query_prompt, max_length, projection, only_queries=not routes)
-            )
+            groups = passes.spans(query_prompt, max_length, only_queries=not routes)
+            spans = list(zip(groups, kept_parts("spans", lambda: passes.targets(groups, projection)), strict=True))
         queries = Queries.of(spans, torch.cat(targets))
         fitted: dict[int, tuple[PathFit, Tensors]] = {}
         compared: dict[int, dict[str, float]] = {}
@@ -340,27 +344,6 @@ def fit_exits(
         longest = longest_text(config, tokenizer, settings.max_length)
         encoder.embedding_settings = replace(settings, pooling=pooling, projection=None, max_length=longest)
     return fit
-
-
-class _Parts:
-    """Finished parts of a fit, which are kept in a folder for when it is called again."""
-
-    def __init__(self, folder: str | Path | None, encoder: Any, identity: list[str]) -> None:
-        self.folder = None if folder is None else Path(folder)
-        key = {} if folder is None else {"encoder": encoder_fingerprint(encoder), "of": identity}
-        self.key = f"{key_of(key)}-{rank()}-of-{world_size()}"
-
-    def __call__(self, name: str, make: Callable[[], Any]) -> Any:
-        if self.folder is None:
-            return make()
-        file = self.folder / f"m3bert-fit-{self.key}-{name}.pt"
-        if file.is_file():
-            return torch.load(file, weights_only=False)
-        made = make()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as draft:
-            torch.save(made, draft)
-        return made
 
 
 def _cost(

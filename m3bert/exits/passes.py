@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..encode.states import Pooling, nested_states, truncate
 from ..encode.tokenized_texts import TokenizedText, TokenizedTexts
 from ..trainers.data.teacher import TeacherEmbeddings
 from .choice import TextGroup, is_query, span_of
+from .kept import KeptParts
 from .ridge import Name
 from .sums import FEATURES, TARGET, ExitSums
 from .token_features import TokenFeatures, token_embeddings
@@ -65,21 +66,30 @@ class RawStates:
 
 
 def token_features(
-    raw: RawStates, texts: TokenizedTexts, prompts: Sequence[str], cache_dir: str | Path | None, *, progress: bool
+    raw: RawStates,
+    texts: TokenizedTexts,
+    prompts: Sequence[str],
+    cache_dir: str | Path | None,
+    identity: Mapping[str, Any],
+    *,
+    progress: bool,
 ) -> TokenFeatures:
     """
     The features of all tokens: embeddings at the last layer and in the embedding table, by frequency. Special tokens
-    are ignored, and those of a short prompt, which says nothing of the text; a token is then embedded behind it.
+    are ignored. Short prompts are ignored, too, and tokens are embedded after the first one. `cache_dir` keeps the
+    embeddings at the last layer for the next fit; `identity` is what they depend on beside the prompts.
     """
     encoder, tokenizer = raw.encoder, raw.tokenizer
     prompted = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     if sum(map(len, prompted)) > LONGEST_PROMPTS:
         prompted = []
     ignored = sorted({*tokenizer.all_special_ids, *chain(*prompted)})
-    identity = {"pooling": raw.pooling, "compute_dtype": str(raw.compute_dtype or encoder.dtype)}
     prompt = prompted[0] if prompted else []
-    deep = token_embeddings(
-        encoder, tokenizer, raw.pooled, identity, cache_dir, prompt=prompt, ignored=ignored, progress=progress
+    kept_parts = KeptParts(cache_dir, {**identity, "prompt": prompt, "ignored": ignored}, torch.device("cpu"))
+    deep = kept_parts(
+        "vocabulary",
+        lambda: token_embeddings(encoder, tokenizer, raw.pooled, prompt=prompt, ignored=ignored, progress=progress),
+        of_all_ranks=True,
     )
     shares = texts.shares(encoder.config.vocab_size, ignored)
     embedded = encoder.get_input_embeddings().weight.detach().float().cpu()
@@ -135,11 +145,9 @@ class TextPasses:
         """At most `most` texts in groups, spread over all sources."""
         return [group[self.sampling(most)] for group in self.texts]
 
-    def spans(
-        self, prompt: str, max_length: int, projection: Projection | None, *, only_queries: bool
-    ) -> list[TextGroup]:
-        """A span of each sampled text behind a prompt, and its targets, in groups. Its `text` is the whole text."""
-        tokenizer, depth, groups = self.raw.tokenizer, self.raw.encoder.config.num_hidden_layers, []
+    def spans(self, prompt: str, max_length: int, *, only_queries: bool) -> list[list[TokenizedText]]:
+        """A span of each sampled text behind a prompt, in groups. Its `text` is the whole text."""
+        tokenizer, groups = self.raw.tokenizer, []
         for sampled in self.sampled(PATH_TEXTS):
             group = [its for its in sampled if not only_queries or is_query(its.text)]
             if not group:
@@ -147,8 +155,13 @@ class TextPasses:
             texts = [prompt + span_of(its.text) for its in group]
             ids = tokenizer(texts, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
             groups.append([its._replace(ids=own) for its, own in zip(group, ids, strict=True)])
+        return groups
+
+    def targets(self, groups: Sequence[list[TokenizedText]], projection: Projection | None) -> list[torch.Tensor]:
+        """The targets of spans, group by group."""
+        depth = self.raw.encoder.config.num_hidden_layers
         encoded = self._encoded(groups, sum(map(len, groups)), [depth], self._label("queries"))
-        return [(group, _targets(group, pooled[depth], projection, None)) for group, pooled in encoded]
+        return [_targets(group, pooled[depth], projection, None) for group, pooled in encoded]
 
     def path_sums(self, depths: Sequence[int], texts: Sequence[TextGroup]) -> ExitSums:
         """The sums over some texts that the exits of paths are fitted from, once the paths are in the encoder."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -37,6 +36,7 @@ from ..modeling.anatomy_m3bert import FeedForward, Resumed, Tapped, anatomy_of, 
 from ..modeling.modeling_elastic import Elasticity, layer_list, view, with_parameters
 from .passes import RawStates
 from .ridge import Moments, Name, Regression
+from .sums import PathFit
 
 
 HELD_OUT = 0.1  # share of the texts that choose penalty and scale
@@ -48,27 +48,6 @@ Rows = dict[Name, torch.Tensor]
 
 
 KINDS = ("fold", "swap")
-
-
-@dataclass(frozen=True)
-class PathFit:
-    """
-    The fit of one path.
-
-    Args:
-        layers (`list[int]`): The layers that run, counted from 1.
-        kinds (`list[str]`): How each layer before a gap was refitted: `"fold"`, `"swap"`, or `"as it is"`.
-        r_squared (`list[float]`): Share of the variance of what the next layer reads that each of them gives on
-            held-out texts.
-    """
-
-    layers: list[int]
-    kinds: list[str]
-    r_squared: list[float]
-
-    def __str__(self) -> str:
-        """Its layers, and how they were refitted: `1,2,11,12 fold`."""
-        return " ".join([",".join(map(str, self.layers)), *dict.fromkeys(self.kinds)])
 
 
 class _Path:

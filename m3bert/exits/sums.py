@@ -48,6 +48,27 @@ class LayerFit:
     agreement: float
 
 
+@dataclass(frozen=True)
+class PathFit:
+    """
+    The fit of one path.
+
+    Args:
+        layers (`list[int]`): The layers that run, counted from 1.
+        kinds (`list[str]`): How each layer before a gap was refitted: `"fold"`, `"swap"`, or `"as it is"`.
+        r_squared (`list[float]`): Share of the variance of what the next layer reads that each of them gives on
+            held-out texts.
+    """
+
+    layers: list[int]
+    kinds: list[str]
+    r_squared: list[float]
+
+    def __str__(self) -> str:
+        """Its layers, and how they were refitted: `1,2,11,12 fold`."""
+        return " ".join([",".join(map(str, self.layers)), *dict.fromkeys(self.kinds)])
+
+
 class ExitSums:
     """
     Sums over two folds of texts, and some held-out texts that choose penalties. Memory does not grow with the number

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..encode.durable import replacing
-from ..encode.hashing import key_of, weights_fingerprint
-from ..encode.ranks import rank, sum_over_ranks, wait_for_all_ranks, world_size
+from ..encode.ranks import rank, sum_over_ranks, world_size
 from ..trainers.data.packing import Frame
 
 
@@ -72,15 +68,6 @@ class TokenFeatures:
         return rows
 
 
-def encoder_fingerprint(encoder: Any) -> str:
-    """Digest of an encoder's weights without its depths, and without the pooler, which many checkpoints leave to
-    chance."""
-    weights = encoder.state_dict()
-    return weights_fingerprint(
-        {name: weights[name] for name in weights if not name.startswith(("elastic.", "pooler."))}
-    )
-
-
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """
     Raises:
@@ -99,8 +86,6 @@ def token_embeddings(
     encoder: Any,
     tokenizer: PreTrainedTokenizerBase,
     encode: Encode,
-    settings: Mapping[str, str],
-    cache_dir: str | Path | None = None,
     *,
     prompt: Sequence[int] = (),
     ignored: Sequence[int] = (),
@@ -111,12 +96,9 @@ def token_embeddings(
     work.
 
     Args:
-        encoder ([`~transformers.PreTrainedModel`]): The encoder, for its name.
+        encoder ([`~transformers.PreTrainedModel`]): The encoder, for its sizes.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, a fast one.
         encode (`Callable`): Token ids of texts, and layers -> layer -> pooled hidden states `(texts, width)`.
-        settings (`dict`): What the embeddings depend on beside the encoder, as JSON values.
-        cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings for the next fit, in a file that is
-            named after encoder and settings.
         prompt (`Sequence[int]`, *optional*): Token ids in front of the token.
         ignored (`Sequence[int]`, *optional*): Tokens that get no embedding, such as special ones.
         progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
@@ -129,10 +111,6 @@ def token_embeddings(
     """
     frame, config = Frame.of(tokenizer), encoder.config
     begin, end = [*frame.begin, *prompt], [*frame.end]
-    identity = {**settings, "encoder": encoder_fingerprint(encoder), "begin": begin, "end": end}
-    file = None if cache_dir is None else Path(cache_dir) / f"m3bert-vocabulary-{key_of(identity)}.npy"
-    if file is not None and file.is_file():
-        return torch.from_numpy(np.load(file))
     tokens = sorted(set(range(len(tokenizer))).difference(tokenizer.all_special_ids, ignored))
     own = tokens[rank() :: world_size()]
     vectors = torch.zeros(config.vocab_size, config.hidden_size)
@@ -146,9 +124,4 @@ def token_embeddings(
         token = int(wrong[0])
         named = tokenizer.convert_ids_to_tokens(token)
         raise ValueError(f"The embedding of the token {named!r} (id {token}) is not finite.")
-    if file is not None and rank() == 0:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as draft, draft.open("wb") as opened:
-            np.save(opened, vectors.numpy())
-    wait_for_all_ranks()
     return vectors

@@ -23,7 +23,7 @@ from .engine import Layout
 
 SCHEMA_VERSION = 1
 # How an encoder reads texts, as far as vectors depend on it.
-READING = ("pooling", "prompts", "max_length", "max_lengths")
+READING = ("config", "tokenizer", "pooling", "prompts", "max_length", "max_lengths")
 
 
 @dataclass(frozen=True)
@@ -162,16 +162,15 @@ class Plan:
 
 
 def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:
-    """Everything that the vectors of an encoder depend on: fingerprints of weights and quantizer, and how it reads
-    texts. Raises as [`~GridEncoder.require_cosine`]."""
+    """Everything that the vectors of queries and documents depend on ([`GridEncoder.identity`]), and the fingerprint
+    of the quantizer. Whether they are normalised does not matter to a cosine. Raises as
+    [`~GridEncoder.require_cosine`]."""
     encoder.require_cosine()
+    identity = encoder.identity()
     return {
-        "weights": encoder.weights_fingerprint(),
         "quantizer": encoder.quantizer.fingerprint if encoder.quantizer is not None else None,
-        "pooling": encoder.pooling,
-        "prompts": {role: prompt for role, prompt in encoder.prompts.items() if role in ("query", "document")},
-        "max_length": encoder.max_length,
-        "max_lengths": dict(encoder.max_lengths),
+        **{name: identity[name] for name in ("weights", *READING)},
+        "prompts": {role: its for role, its in identity["prompts"].items() if role in ("query", "document")},
     }
 
 

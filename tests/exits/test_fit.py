@@ -388,19 +388,6 @@ def test_a_static_state_leaves_out_special_tokens_and_those_of_a_short_prompt(mo
     assert not pooled(model, tiny_tokenizer, [""], [0])[0].any()
 
 
-def test_the_embeddings_of_the_vocabulary_are_kept(model, tiny_tokenizer, tmp_path, monkeypatch):
-    encoded, encode = [], RawStates.pooled
-
-    def counted(raw, ids, layers, **options):
-        encoded.append(len(ids))
-        return encode(raw, ids, layers, **options)
-
-    monkeypatch.setattr(RawStates, "pooled", counted)
-    for _ in range(2):
-        fit_exits(model, tiny_tokenizer, random_texts(100), cache_dir=tmp_path)
-    assert encoded.count(28) == encoded.count(100) == 1, "the vocabulary and the texts once"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

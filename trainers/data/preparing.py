@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...encode.durable import only_writer, replacing_files
 from ...encode.granularity import EncoderConfig
-from ...encode.hashing import key_of
+from ...encode.identity import tokenizer_fingerprint
 from ...encode.packed_rows import check_packable
 from ...encode.states import max_positions
 from ..core.dataset_checks import require_columns
@@ -193,12 +193,6 @@ def _texts(files: Sequence[str], *columns: str) -> Dataset:
 
 def _have_text(texts: Sequence[str | None]) -> list[bool]:
     return [bool(text and not text.isspace()) for text in texts]
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A digest of all that token ids depend on, without padding and truncation, which every call sets."""
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    return key_of({name: part for name, part in parts.items() if name not in ("padding", "truncation")})
 
 
 def packed_texts(

@@ -25,6 +25,7 @@ from ...encode.device import ComputeArguments, autocast, place
 from ...encode.embedding_store import EmbeddingStore
 from ...encode.extras import require_sentence_transformers
 from ...encode.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
+from ...encode.identity import config_values, tokenizer_values
 from ...encode.ranks import rank
 from ...modeling.settings_m3bert import read_json, safetensors_only
 
@@ -75,16 +76,24 @@ class Teacher:
 
     @cached_property
     def commit(self) -> str:
-        """Identifies the weights without loading them: a digest of the model or the folder, or a commit on the Hub."""
+        """The commit on the Hub, of a model that is neither in memory nor in a folder."""
+        found = extract_commit_hash(cached_file(self.name_or_path, "config.json", revision=self.revision), None)
+        if found is None:
+            raise OSError(f"The commit of the teacher {self.name_or_path!r} is unknown.")
+        return found
+
+    def identity(self) -> str:
+        """Identifies what the model embeds as, without loading it: a digest of the model in memory or of all files of
+        the folder, as they are now, or the commit on the Hub."""
         if self.model is not None:
-            reading = [self.model, sorted(self.model.prompts.items()), self.model.default_prompt_name]
-            return fingerprint_of([*map(str, reading), weights_fingerprint(self.model.state_dict())])
+            model, encoder = self.model, self.model.transformers_model
+            values = {"config": None if encoder is None else config_values(encoder.config), "dtype": str(model.dtype)}
+            values |= {"tokenizer": tokenizer_values(model.tokenizer), "max_length": model.max_seq_length}
+            values |= {"prompts": model.prompts, "default": model.default_prompt_name, "dims": model.truncate_dim}
+            return fingerprint_of([str(model), key_of(values), weights_fingerprint(model.state_dict().items())])
         folder = Path(self.name_or_path)
         if not folder.is_dir():
-            found = extract_commit_hash(cached_file(self.name_or_path, "config.json", revision=self.revision), None)
-            if found is None:
-                raise OSError(f"The commit of the teacher {self.name_or_path!r} is unknown.")
-            return found
+            return self.commit
         parts: list[str] = []
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = file.relative_to(folder)
@@ -158,7 +167,8 @@ class Teacher:
         name = Path(self.name_or_path).name
         identity = {
             "teacher": name,
-            **{setting: getattr(self, setting) for setting in ("commit", "pooling", "prompt", "max_length", "dtype")},
+            "commit": self.identity(),
+            **{setting: getattr(self, setting) for setting in ("pooling", "prompt", "max_length", "dtype")},
             "compute_dtype": None if self.compute is None else self.compute.compute_dtype,
             "texts": len(texts),
             "text_fingerprint": fingerprint_of(texts),
@@ -295,12 +305,13 @@ class TeacherEmbeddings:
             raise ValueError(f"The teacher has no embedding of {texts[absent[0]][:80]!r}: embed all texts first.")
         return torch.from_numpy(self.vectors[self._rows[places]].astype(np.float32))
 
-    def check(self, texts: Sequence[str]) -> None:
-        """Raise a ValueError if a text has no embedding, or one that is zero or not finite. The message names it."""
+    def checked(self, texts: Sequence[str]) -> torch.Tensor:
+        """As [`~TeacherEmbeddings.of`], and a ValueError that names a text if its embedding is zero or not finite."""
         vectors = self.of(texts)
         wrong = (~vectors.isfinite().all(dim=1) | ~vectors.any(dim=1)).nonzero()
         if len(wrong):
             raise ValueError(f"The teacher's embedding is zero or not finite: {texts[int(wrong[0])][:80]!r}.")
+        return vectors
 
     def principal_components(self, dim: int) -> torch.Tensor:
         """
