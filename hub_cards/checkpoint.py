@@ -24,7 +24,15 @@ from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
 from ..encode.states import longest_text
 from ..modeling import EmbeddingSettings
 from ..modeling.auto_m3bert import load_config, load_model
-from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, cut_config, resolve_size
+from ..modeling.modeling_elastic import (
+    EXTRAS_FILE,
+    EXTRAS_FOLDER,
+    SIZE_TYPE,
+    Elasticity,
+    Source,
+    cut_config,
+    resolve_size,
+)
 from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from ..modeling.settings_m3bert import (
     ENCODER_FILES,
@@ -104,7 +112,7 @@ class Checkpoint:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer."""
-        return load_tokenizer(self.folder, self.settings)
+        return load_tokenizer(Source.at(self.folder, {}), self.settings)
 
     @property
     def elastic(self) -> bool:
@@ -124,7 +132,11 @@ class Checkpoint:
     @cached_property
     def needs_code(self) -> bool:
         """Whether it cannot be loaded at all without its code. A native encoder can, at its full size."""
-        return "AutoConfig" in (read_json(self.folder / "config.json", dict).get("auto_map") or {})
+        values = read_json(self.folder / "config.json", dict)
+        names = {"AutoConfig"} & {*(values.get("auto_map") or {})}
+        if values.get("elastic") and values["model_type"] not in ("m3bert", SIZE_TYPE):
+            names &= {*values["elastic"].get("source_auto_map", {})}
+        return bool(names)
 
     @property
     def source(self) -> str | None:
