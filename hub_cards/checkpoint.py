@@ -99,10 +99,16 @@ class Checkpoint:
         for file in weights:
             check_weights(file)
 
+    @property
+    def _code(self) -> dict[str, bool]:
+        """Exits that were fitted to a source with code of its own are published by who ran it."""
+        elastic = read_json(self.folder / "config.json", dict).get("elastic") or {}
+        return {"trust_remote_code": True} if "source_auto_map" in elastic else {}
+
     @cached_property
     def config(self) -> Any:
         """The config of the model as it is loaded: that of a saved size has its layers alone."""
-        config = load_config(self.folder)
+        config = load_config(self.folder, **self._code)
         depth, _ = resolve_size(config)
         if depth < config.num_hidden_layers:
             config = copy.deepcopy(config)
@@ -262,7 +268,7 @@ class Checkpoint:
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""
-        return load_model(self.folder, getattr(transformers, self.head), use_safetensors=True, **options)
+        return load_model(self.folder, getattr(transformers, self.head), use_safetensors=True, **self._code, **options)
 
     @cached_property
     def weights_fingerprint(self) -> str:
@@ -271,7 +277,9 @@ class Checkpoint:
 
     def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
-        encoder = GridEncoder.from_pretrained(self.folder, grid=grid or self.grid, model_kwargs=options)
+        encoder = GridEncoder.from_pretrained(
+            self.folder, grid=grid or self.grid, model_kwargs={**self._code, **options}
+        )
         encoder.model.to(device_of())
         return encoder
 
