@@ -24,7 +24,15 @@ from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
 from ..encode.states import longest_text
 from ..modeling import EmbeddingSettings
 from ..modeling.auto_m3bert import load_config, load_model
-from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, cut_config, resolve_size
+from ..modeling.modeling_elastic import (
+    EXTRAS_FILE,
+    EXTRAS_FOLDER,
+    SIZE_TYPE,
+    Elasticity,
+    Source,
+    cut_config,
+    resolve_size,
+)
 from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from ..modeling.settings_m3bert import (
     ENCODER_FILES,
@@ -91,10 +99,16 @@ class Checkpoint:
         for file in weights:
             check_weights(file)
 
+    @property
+    def _code(self) -> dict[str, bool]:
+        """Exits that were fitted to a source with code of its own are published by who ran it."""
+        elastic = read_json(self.folder / "config.json", dict).get("elastic") or {}
+        return {"trust_remote_code": True} if "source_auto_map" in elastic else {}
+
     @cached_property
     def config(self) -> Any:
         """The config of the model as it is loaded: that of a saved size has its layers alone."""
-        config = load_config(self.folder)
+        config = load_config(self.folder, **self._code)
         depth, _ = resolve_size(config)
         if depth < config.num_hidden_layers:
             config = copy.deepcopy(config)
@@ -104,7 +118,7 @@ class Checkpoint:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer."""
-        return load_tokenizer(self.folder, self.settings)
+        return load_tokenizer(Source.at(self.folder, {}), self.settings)
 
     @property
     def elastic(self) -> bool:
@@ -124,7 +138,11 @@ class Checkpoint:
     @cached_property
     def needs_code(self) -> bool:
         """Whether it cannot be loaded at all without its code. A native encoder can, at its full size."""
-        return "AutoConfig" in (read_json(self.folder / "config.json", dict).get("auto_map") or {})
+        values = read_json(self.folder / "config.json", dict)
+        names = {"AutoConfig"} & {*(values.get("auto_map") or {})}
+        if values.get("elastic") and values["model_type"] not in ("m3bert", SIZE_TYPE):
+            names &= {*values["elastic"].get("source_auto_map", {})}
+        return bool(names)
 
     @property
     def source(self) -> str | None:
@@ -250,7 +268,7 @@ class Checkpoint:
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""
-        return load_model(self.folder, getattr(transformers, self.head), use_safetensors=True, **options)
+        return load_model(self.folder, getattr(transformers, self.head), use_safetensors=True, **self._code, **options)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -264,7 +282,9 @@ class Checkpoint:
 
     def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
-        encoder = GridEncoder.from_pretrained(self.folder, grid=grid or self.grid, model_kwargs=options)
+        encoder = GridEncoder.from_pretrained(
+            self.folder, grid=grid or self.grid, model_kwargs={**self._code, **options}
+        )
         encoder.model.to(device_of())
         return encoder
 

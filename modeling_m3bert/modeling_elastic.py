@@ -15,6 +15,7 @@ import copy
 import functools
 import inspect
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,8 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils.hub import cached_file
+from transformers.utils import logging
+from transformers.utils.hub import cached_file, extract_commit_hash
 
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ else:
 
 EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
-HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
+MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
 # Lists of a config with one entry per layer.
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
 AUTO_CLASSES = {
@@ -51,12 +54,132 @@ AUTO_CLASSES = {
     "AutoModelForSequenceClassification": "ElasticForSequenceClassification",
     "AutoModelForTokenClassification": "ElasticForTokenClassification",
 }
+logger: Any = logging.get_logger(__name__)
+DYNAMIC_MODULES = "transformers_modules."  # package of remote code
 FOLDER = r"[\w-][\w.-]*/?"  # name of a module's folder, which does not lead out of the repository
 # Files of sentence-transformers at the root of a repository, under all names that it has had.
 SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+
+
+@dataclass(frozen=True)
+class Source:
+    """
+    How a model was loaded. All files and all code of it are found through this, so they are of one commit. The token
+    is neither printed nor pickled.
+
+    Args:
+        name (`str`): Hub id, or absolute path of a folder.
+        revision (`str`, *optional*): The commit on the Hub.
+        code_revision (`str`, *optional*): Revision of the model's own code. Default: `revision`.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether this code may run.
+        cache_dir (`str`, *optional*): As in [`~transformers.PreTrainedModel.from_pretrained`].
+        token (`str` or `bool`, *optional*): As there.
+        local_files_only (`bool`, *optional*, defaults to `False`): As there.
+        subfolder (`str`, *optional*, defaults to `""`): As there.
+        settings (`dict[str, bytes]`): The files of sentence-transformers when the model was loaded, by name.
+    """
+
+    name: str
+    revision: str | None = None
+    code_revision: str | None = None
+    trust_remote_code: bool = False
+    cache_dir: Any = None
+    token: str | bool | None = field(default=None, repr=False, compare=False)
+    local_files_only: bool = False
+    subfolder: str = ""
+    settings: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def at(cls, name: Any, options: Mapping[str, Any]) -> Source:
+        """The source of a name and the options of `from_pretrained`, at the commit that their revision is now. Raises
+        an OSError if it cannot be reached."""
+        given = (*HUB_OPTIONS, "code_revision", "trust_remote_code")
+        options = {key: options[key] for key in given if options.get(key) is not None}
+        if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
+            options["trust_remote_code"] = True
+            *repository, commit, _ = __name__.removeprefix(DYNAMIC_MODULES).split(".")
+            repository = [its.replace("_hyphen_", "-").replace("_dot_", ".").lstrip("_") for its in repository]
+            if "/".join(repository) == name:
+                options.setdefault("code_revision", commit)
+        if not name or os.path.isdir(name):
+            options.pop("revision", None)
+            return cls(os.path.abspath(name) if name else "", **options)
+        source = cls(str(name), **options)
+        commit = extract_commit_hash(source.file("config.json"), None)
+        return source if commit is None else replace(source, revision=commit)
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """The options that find the same files."""
+        return {key: value for key in HUB_OPTIONS if (value := getattr(self, key)) is not None}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of an auto class that find the same files and code."""
+        code = {"code_revision": self.code_revision, "trust_remote_code": self.trust_remote_code}
+        return {**self.hub, **{key: value for key, value in code.items() if value}}
+
+    def file(self, name: str, **flags: Any) -> str | None:
+        """Path of a file, `None` if there is none. Takes the flags of `cached_file`."""
+        flags = {"_raise_exceptions_for_missing_entries": False, **flags}
+        return cached_file(self.name, name, **self.hub, **flags) if self.name else None
+
+    def dynamic_class(self, reference: str) -> Any:
+        """A class of the model's own code. Raises a ValueError if this may not run."""
+        if not self.trust_remote_code:
+            raise ValueError(f"{self.name} runs its own code, {reference}: read it, then pass trust_remote_code=True.")
+        return get_class_from_dynamic_module(reference, self.name, code_revision=self.code_revision, **self.hub)
+
+    def config(self, kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The config, of a class, and those of the options that are for the model."""
+        kept = {key: options[key] for key in (*MODEL_OPTIONS, "force_download") if key in options}
+        others = {key: its for key, its in options.items() if key not in MODEL_OPTIONS}
+        config, unused = kind.from_pretrained(self.name, return_unused_kwargs=True, **{**others, **self.options})
+        return config, {**unused, **self.hub, **kept}
+
+    def with_settings(self) -> Source:
+        """With the files of sentence-transformers, as they are now: none without a `modules.json`."""
+
+        def read(*names: str) -> dict[str, bytes]:
+            files = ((name, self.file(name)) for name in names)
+            return {name: Path(file).read_bytes() for name, file in files if file is not None}
+
+        files = read(SETTINGS_FILES[0])
+        if not files:
+            return self
+        files |= read(SETTINGS_FILES[1]) | next(filter(None, map(read, SETTINGS_FILES[2:])), {})
+        try:
+            modules = json.loads(files[SETTINGS_FILES[0]])
+        except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
+            modules = []
+        folders = [path.rstrip("/") for its in modules if re.fullmatch(FOLDER, path := str(its["path"]))]
+        names = [f"{folder}/{name}" for folder in folders for name in ("config.json", "model.safetensors")]
+        return replace(self, settings={**files, **read(*names)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "token": None}
+
+    def __deepcopy__(self, memo: Any) -> Source:
+        return self
+
+
+def source_of(encoder: Any) -> Source:
+    """How an encoder was loaded. Of one that other code has loaded, only the name is known, and the files are those of
+    the newest commit. If they cannot be reached, there are no settings, which is logged."""
+    if "loaded_from" in encoder.__dict__:
+        return encoder.loaded_from
+    name = encoder.config.name_or_path
+    try:
+        return replace(Source.at(name, {}).with_settings(), revision=None)
+    except OSError as error:
+        reason = str(error).strip().partition("\n")[0]
+        logger.warning_once(
+            f"The pooling and prompts of {name} are unknown, and taken to be a mean and none: {reason}"
+        )
+        return Source(name)
 
 
 @dataclass(frozen=True)
@@ -440,13 +563,14 @@ class ElasticMixin(_Model):
             ValueError: if the size is not legal, a tensor of the encoder is missing, or the file of exits and table
                 does not belong to these weights.
         """
-        name, hub = pretrained_model_name_or_path, {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+        name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
         if isinstance(config, PretrainedConfig):
             config = copy.deepcopy(config)
         else:
-            kind = ElasticConfig if cls in _NATIVE else cls.config_class
-            config, kwargs = kind.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
-            kwargs |= hub
+            own = source if config is None else Source.at(config, kwargs)
+            config, kwargs = own.config(ElasticConfig if cls in _NATIVE else cls.config_class, kwargs)
+        kwargs |= source.hub
+        kwargs.pop("code_revision", None)
         for option, value in (("output_layer", output_layer), ("output_dim", output_dim)):
             if value is not None:
                 setattr(config, option, value)
@@ -474,8 +598,8 @@ class ElasticMixin(_Model):
             encoder._compact(config._runs, depth)
         for part in (model, encoder):
             part.config.__dict__.pop("_runs", None)
-        encoder._read_parts(name, spec, depth if cut else None, hub)
-        encoder._is_loaded = True
+        encoder._read_parts(source, spec, depth if cut else None, again=kwargs.get("force_download", False))
+        encoder.loaded_from = source.with_settings()
         return (model, info) if output_loading_info else model
 
     def save_pretrained(
@@ -516,8 +640,8 @@ class ElasticMixin(_Model):
         if depth == 0:  # the library writes no file then, and reads none without one
             save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
         write_parts(folder, {key.replace("table.weight", "table"): its for key, its in parts.items()}, exact=exact)
-        if not own_code or "_is_loaded" in encoder.__dict__:  # a converted encoder may leave its settings behind
-            copy_settings(config, folder)
+        if encoder is self or self.get_output_embeddings() is not None:  # a classifier embeds nothing
+            write_settings(encoder, folder)
         if elastic and not own_code:
             describe(folder, native=loads_natively)
 
@@ -794,26 +918,25 @@ class ElasticMixin(_Model):
             if its is not None and its is not config and getattr(its, "num_hidden_layers", None) == whole:
                 module.config = config
 
-    def _read_parts(self, name: Any, spec: Elasticity, depth: int | None, hub: Mapping[str, Any]) -> None:
-        """Read the exit of a depth, its refitted matrices and the static table, or those of all depths."""
+    def _read_parts(self, source: Source, spec: Elasticity, depth: int | None, *, again: bool) -> None:
+        """Read the exit of a depth, its refitted matrices and the static table, or those of all depths. If `again`,
+        download them even if they are in the cache."""
         if not spec.depths and not spec.exits:
             return
         wanted = [*spec.exits, *spec.depths] if depth is None else [depth]
-        folder = "/".join(part for part in (hub.get("subfolder", ""), EXTRAS_FOLDER) if part)
-        options = {key: value for key, value in hub.items() if key != "subfolder"}
-        file = cached_file(name, EXTRAS_FILE, subfolder=folder, _raise_exceptions_for_missing_entries=False, **options)
+        file = source.file(f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", force_download=again)
         tensors: dict[str, torch.Tensor] = {}
         if file is not None:
             try:
                 with safe_open(file, "pt") as stored:
-                    check_source(stored.metadata() or {}, name, hub)
+                    check_source(stored.metadata() or {}, source)
                     for key in stored.keys():  # not a mapping
                         kind, _, rest = key.partition(".")
                         if int(rest.partition(".")[0] or -1) in wanted if rest else {*wanted} & {*spec.table}:
                             tensors[key] = stored.get_tensor(key)
             except SafetensorError as error:
                 raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
-        what, is_cut = f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}", depth is not None
+        what, is_cut = f"{source.name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}", depth is not None
         self._check_parts(tensors, spec.of_depths(wanted), what, is_cut=is_cut)
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
         parts = ElasticParts.of({key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()})
@@ -843,14 +966,15 @@ def dtype_of(config: Any) -> torch.dtype:
     return getattr(torch, found.removeprefix("torch.")) if isinstance(found, str) else found
 
 
-def weight_files(name: Any, hub: Mapping[str, Any]) -> list[str]:
+def weight_files(source: Source) -> list[str | Path]:
     """The files of the weights of a folder or repository: one, or those that its index names."""
-    whole = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False, **hub)
+    whole = source.file("model.safetensors")
     if whole is not None:
         return [whole]
-    index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False, **hub)
+    index = source.file("model.safetensors.index.json")
     shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
-    return [cached_file(name, shard, **hub) for shard in sorted(shards)]
+    files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in sorted(shards))
+    return [file for file in files if file is not None]
 
 
 def fingerprint_of(files: Iterable[str | Path]) -> str:
@@ -867,12 +991,13 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def check_source(metadata: Mapping[str, str], name: Any, hub: Mapping[str, Any]) -> None:
+def check_source(metadata: Mapping[str, str], source: Source) -> None:
     """Raise a ValueError if exits and table were made for other weights than those beside them."""
     made_for = metadata.get("weights")
-    if made_for is not None and made_for != fingerprint_of(weight_files(name, hub)):
+    if made_for is not None and made_for != fingerprint_of(weight_files(source)):
         raise ValueError(
-            f"The weights of {name} have changed since its exits and table were fitted: fit them again (m3bert fit)."
+            f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
+            "(m3bert fit)."
         )
 
 
@@ -899,9 +1024,8 @@ def describe(folder: Path, *, native: bool) -> None:
     file = folder / "config.json"
     values = json.loads(file.read_text("utf-8"))
     elastic = values["elastic"]
-    classes = {name: its for name, its in AUTO_CLASSES.items() if name != "AutoConfig" or not native}
     source = elastic.get("source_auto_map") or {}
-    values["auto_map"] = {**source, **{name: f"modeling_elastic.{its}" for name, its in classes.items()}}
+    values["auto_map"] = {**source, **{name: f"modeling_elastic.{its}" for name, its in AUTO_CLASSES.items()}}
     elastic["model_type"] = elastic.get("model_type") or values["model_type"]
     values["model_type"] = elastic["model_type"] if native else SIZE_TYPE
     if not native and "source" in elastic:
@@ -921,38 +1045,21 @@ def _renumbered(key: str, name: str, numbers: Sequence[int]) -> str:
     return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}"
 
 
-def copy_settings(config: Any, folder: Path) -> None:
-    """Copy the settings of sentence-transformers (pooling, prompts, ...) from the repository that a model was loaded
-    from, unless the folder has its own."""
-    source, options = config.name_or_path, {"revision": getattr(config, "_commit_hash", None)}
-    if not source or (folder / "modules.json").exists():
+def write_settings(encoder: Any, folder: Path) -> None:
+    """Write the settings of sentence-transformers (pooling, prompts, ...) that an encoder was loaded with, unless the
+    folder has its own: the library writes its config before the encoder, and `modules.json` in the end."""
+    if any((folder / name).exists() for name in SETTINGS_FILES[:2]):
         return
-
-    def copied(name: str) -> Path | None:
-        try:
-            found = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **options)
-        except OSError:  # a name that is neither a folder nor a repository that can be reached
-            return None
-        if found is None or Path(found).resolve() == (folder / name).resolve():
-            return None
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found, folder / name)
-        return folder / name
-
-    modules = copied("modules.json")
-    if modules is None:
-        return
-    for name in SETTINGS_FILES[1:]:
-        copied(name)
-    dim = resolve_size(config)[1]
-    for module in json.loads(modules.read_text("utf-8")):
-        if re.fullmatch(FOLDER, module["path"]):
-            its = copied(f"{module['path']}/config.json")
-            copied(f"{module['path']}/model.safetensors")
-            if its is not None and module["type"].endswith("Pooling") and dim < config.hidden_size:
-                values = json.loads(its.read_text("utf-8"))
-                sizes = {key: dim for key in ("word_embedding_dimension", "embedding_dimension") if key in values}
-                its.write_text(json.dumps({**values, **sizes}, indent=2) + "\n", encoding="utf-8")
+    dim, width = resolve_size(encoder.config)[1], encoder.config.hidden_size
+    source = encoder.__dict__.get("loaded_from", Source(""))  # new or converted weights have none
+    for name, content in source.settings.items():
+        if dim < width and name.endswith("/config.json"):
+            values = json.loads(content)
+            sizes = {key: dim for key in ("word_embedding_dimension", "embedding_dimension") if key in values}
+            content = json.dumps({**values, **sizes}, indent=2).encode() if sizes else content
+        if not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
 
 
 # The native class keeps its name and module, because the library treats classes of other modules as custom code: it
@@ -1003,6 +1110,7 @@ def make_elastic(model: Any) -> Any:
     encoder = model.base_model
     if not isinstance(encoder, ElasticMixin):
         layer_list(encoder, encoder.config.num_hidden_layers)
+        encoder.loaded_from = source_of(encoder)
         encoder.__class__ = elastic_class(type(encoder))
         encoder.elastic = ElasticParts()
     if model is not encoder and not isinstance(model, ElasticMixin):
@@ -1022,15 +1130,18 @@ class ElasticConfig:
         cls, pretrained_model_name_or_path: Any, *, return_unused_kwargs: bool = False, **kwargs: Any
     ) -> Any:
         """As [`~transformers.AutoConfig.from_pretrained`]."""
-        name = pretrained_model_name_or_path
-        values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs)
+        name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
+        kwargs = {key: its for key, its in kwargs.items() if key not in ("name_or_path", *source.options)}
+        values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs, **source.hub)
         elastic = values.get("elastic") or {}
         native = elastic.get("model_type", values.get("model_type"))
-        source = elastic.get("source_auto_map", {}).get("AutoConfig")
-        kind = get_class_from_dynamic_module(source, name) if source else CONFIG_MAPPING[native]
-        kwargs = {key: its for key, its in kwargs.items() if key not in ("name_or_path", "trust_remote_code")}
+        own = elastic.get("source_auto_map", {}).get("AutoConfig")
+        kind = source.dynamic_class(own) if own else CONFIG_MAPPING[native]
         config, unused = kind.from_dict({**values, "model_type": native}, return_unused_kwargs=True, **kwargs)
         config.name_or_path = str(name)
+        for option in ("output_layer", "output_dim"):
+            if (value := unused.pop(option, None)) is not None:
+                setattr(config, option, value)
         return (config, unused) if return_unused_kwargs else config
 
 
@@ -1044,16 +1155,16 @@ class ElasticModel:
         """The files name the classes themselves."""
 
     @classmethod
-    def native_class(cls, config: Any, name: Any = None) -> Any:
+    def native_class(cls, config: Any, source: Source | None = None) -> Any:
         """
-        The native class of a config.
+        The native class of a config, which may be code of the source.
 
         Raises:
             ValueError: if this kind of model has no such head.
         """
-        source = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
-        if source is not None:
-            return get_class_from_dynamic_module(source, name or config.name_or_path)
+        own = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
+        if own is not None:
+            return (source or Source.at(config.name_or_path, {})).dynamic_class(own)
         mapping = getattr(transformers, cls.auto_class)._model_mapping
         mapping._extra_content.pop(type(config), None)  # some versions register this class for all such configs
         if type(config) not in mapping:
@@ -1064,15 +1175,19 @@ class ElasticModel:
     @classmethod
     def from_pretrained(cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         """As [`~ElasticMixin.from_pretrained`]. Heads read the hidden state of the depth, without an exit."""
+        source = Source.at(name_or_path, kwargs)
         if config is None:
-            config, kwargs = ElasticConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
-        native, head = cls.native_class(config, name_or_path), cls.auto_class != "AutoModel"
+            config, kwargs = source.config(ElasticConfig, kwargs)
+        native, head = cls.native_class(config, source), cls.auto_class != "AutoModel"
         if getattr(config, "elastic", None) is None:
-            return native.from_pretrained(name_or_path, *args, config=config, **kwargs)
-        if head and kwargs.get("output_dim") not in (None, config.hidden_size):
-            raise ValueError(f"output_dim={kwargs['output_dim']}: the head of {native.__name__} reads all dims.")
-        if head and kwargs.get("output_layer", getattr(config, "output_layer", None)) == 0:
+            kwargs.pop("code_revision", None)
+            return native.from_pretrained(name_or_path, *args, config=config, **{**kwargs, **source.hub})
+        depth, dim = resolve_size(config, kwargs.get("output_layer"), kwargs.get("output_dim"))
+        if head and dim < config.hidden_size:
+            raise ValueError(f"output_dim={dim}: the head of {native.__name__} reads all dims.")
+        if head and depth == 0:
             raise ValueError("output_layer=0 is a static table, which no head reads: use one above 0.")
+        kwargs |= source.options
         found = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
         if head:  # it was trained on hidden states
@@ -1081,7 +1196,7 @@ class ElasticModel:
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:
-        return cls.native_class(config)._from_config(config, **kwargs)
+        return cls.native_class(config)._from_config(_for_new_weights(config), **kwargs)
 
 
 class ElasticForMaskedLM(ElasticModel):

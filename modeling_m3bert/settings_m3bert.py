@@ -6,7 +6,6 @@ sentence-transformers beside the encoder hold them. Only this module reads and w
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -16,16 +15,14 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from tokenizers.normalizers import Lowercase, Sequence
 from torch import nn
 from transformers import AutoTokenizer
-from transformers.utils.hub import cached_file
 
-from .modeling_elastic import FOLDER, SETTINGS_FILES
+from .modeling_elastic import FOLDER, SETTINGS_FILES, Source, source_of
 
 
-logger = logging.getLogger(__name__)
 Pooling = Literal["mean", "cls", "lasttoken"]
 POOLINGS = ("mean", "cls", "lasttoken")
 MODULES_FILE, SIMILARITY_FILE, *ENCODER_FILES = SETTINGS_FILES
@@ -113,11 +110,15 @@ class EmbeddingSettings:
                 normalisation; or if a file is broken, or names a folder outside of the model's.
             OSError: if the files cannot be read.
         """
-        name = str(name_or_path)
+        return cls.of_source(Source.at(name_or_path, hub_options).with_settings())
 
-        def content(file: str, kind: type = dict, *, required: bool = False) -> Any:
-            found = cached_file(name, file, _raise_exceptions_for_missing_entries=required, **hub_options)
-            return None if found is None else read_json(found, kind)
+    @classmethod
+    def of_source(cls, source: Source) -> EmbeddingSettings | None:
+        """As [`~EmbeddingSettings.find`], from the files that were read when a model was loaded."""
+        name, files = source.name, source.settings
+
+        def content(file: str, kind: type = dict) -> Any:
+            return json_of(files[file], f"{name}/{file}", kind) if file in files else None
 
         if (listed := content(MODULES_FILE, list)) is None:
             return None
@@ -126,10 +127,14 @@ class EmbeddingSettings:
             kind, path = module["type"].rpartition(".")[2], module["path"]
             if path not in ("", ".") and not re.fullmatch(FOLDER, path):
                 raise ValueError(f"{MODULES_FILE} of {name} names {path!r}, which is not a folder of the model.")
-            config = content(f"{path}/config.json", required=True) if kind in ("Pooling", "Dense") else {}
-            linear = None
+            folder, config, linear = path.rstrip("/"), {}, None
+            needed = {"Pooling": ("config.json",), "Dense": ("config.json", "model.safetensors")}.get(kind, ())
+            if missing := [file for file in needed if f"{folder}/{file}" not in files]:
+                raise ValueError(f"{name} has no {folder}/{missing[0]}, which its {MODULES_FILE} needs.")
+            if needed:
+                config = content(f"{folder}/config.json")
             if kind == "Dense":
-                linear = _read_linear(cached_file(name, f"{path}/model.safetensors", **hub_options))
+                linear = _read_linear(files[f"{folder}/model.safetensors"], f"{name}/{folder}/model.safetensors")
             modules.append((kind, config, linear))
         # Files without one of these are older than it.
         encoder: dict[str, Any] = next((its for file in ENCODER_FILES if (its := content(file)) is not None), {})
@@ -148,19 +153,11 @@ class EmbeddingSettings:
 
     @classmethod
     def of(cls, encoder: Any) -> EmbeddingSettings | None:
-        """The settings of an encoder in memory, without a head: those that it was converted with, or else those of the
-        folder or Hub id that it was loaded from. `None` if there are none, or they cannot be read, which is logged."""
+        """The settings of an encoder in memory, without a head: those that it was converted with, or else those that
+        were beside it when it was loaded ([`source_of`]). `None` if there are none."""
         if (own := getattr(encoder, "embedding_settings", None)) is not None:
             return own
-        name, revision = encoder.config.name_or_path, getattr(encoder.config, "_commit_hash", None)
-        if not name or not (Path(name).is_dir() or hub_id(name)):
-            return None  # new weights, or a folder that is gone
-        try:
-            return cls.find(name, revision=revision)
-        except OSError as error:
-            reason = str(error).strip().partition("\n")[0]
-            logger.warning(f"The pooling and prompts of {name} are unknown, and taken to be a mean and none: {reason}")
-            return None
+        return cls.of_source(source_of(encoder))
 
     @classmethod
     def of_sentence_transformer(cls, model: Any) -> EmbeddingSettings:
@@ -279,14 +276,14 @@ class EmbeddingSettings:
         }
 
 
-def load_tokenizer(name_or_path: Any, settings: EmbeddingSettings | None, **options: Any) -> Any:
+def load_tokenizer(source: Source, settings: EmbeddingSettings | None, **options: Any) -> Any:
     """The tokenizer of an encoder. If its settings say that texts are lower-cased, it does so itself, as in
     sentence-transformers, also where it is saved. Raises a ValueError if it cannot."""
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+    tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options, **options)
     if settings is None or not settings.do_lower_case:
         return tokenizer
     if not tokenizer.is_fast:
-        raise ValueError(f"{name_or_path} lower-cases texts, which {type(tokenizer).__name__} cannot do by itself.")
+        raise ValueError(f"{source.name} lower-cases texts, which {type(tokenizer).__name__} cannot do by itself.")
     own = tokenizer.backend_tokenizer.normalizer
     if own is None or "A" in own.normalize_str("A"):
         tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *([] if own is None else [own])])
@@ -308,9 +305,9 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear
     return linear
 
 
-def _read_linear(file: str) -> nn.Linear:
+def _read_linear(content: bytes, file: str) -> nn.Linear:
     try:
-        tensors = load_file(file)
+        tensors = load(content)
         bias = tensors.get("linear.bias")
         return _linear(tensors["linear.weight"].float(), None if bias is None else bias.float())
     except (SafetensorError, KeyError) as error:
@@ -319,8 +316,13 @@ def _read_linear(file: str) -> nn.Linear:
 
 def read_json(file: str | Path, kind: type) -> Any:
     """The content of a JSON file. Raises a ValueError if it is not JSON, or not of this kind (`dict` or `list`)."""
+    return json_of(Path(file).read_bytes(), file, kind)
+
+
+def json_of(text: bytes, file: str | Path, kind: type) -> Any:
+    """As [`read_json`], of the bytes of a file."""
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}.") from error
     if not isinstance(content, kind):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel
 
 from ..encode.granularity import is_elastic
 from ..modeling import convert_to_m3bert
 from ..modeling.auto_m3bert import load_config, load_model
 from ..modeling.conversion_m3bert import take_layers
-from ..modeling.modeling_elastic import Elasticity, legal_layers
-from ..modeling.settings_m3bert import safetensors_only
+from ..modeling.modeling_elastic import Elasticity, Source, legal_layers
+from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
 from ..trainers.core.composition import mapping_of
 from .command import naming, option
 from .convert import for_m3bert, layers_from
@@ -48,19 +48,22 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
     tokenizer_name = options.tokenizer_name or options.model_name_or_path
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
+    trust = {"trust_remote_code": options.trust_remote_code}
     with naming(tokenizer_name):
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=options.trust_remote_code)
+        source = Source.at(tokenizer_name, trust)
+        tokenizer = load_tokenizer(source, None)
     values = mapping_of("--model_config", options.model_config)
     if options.model_name_or_path is not None:
         with naming(options.model_name_or_path):
-            known = load_config(options.model_name_or_path, trust_remote_code=options.trust_remote_code)
+            source = Source.at(options.model_name_or_path, trust)
+            known = load_config(options.model_name_or_path, **source.options)
         unknown = [name for name in values if not hasattr(known, name)]
         if unknown:
             raise ValueError(
                 f"--model_config has values that the config of {known.model_type} lacks: {', '.join(unknown)}."
             )
         loading = safetensors_only(options.model_name_or_path)
-        loading |= {"trust_remote_code": options.trust_remote_code, **values}
+        loading |= {**source.options, **values}
         if options.student_layers is None:
             model = load_model(options.model_name_or_path, auto_class, **loading)
         else:
@@ -84,7 +87,7 @@ def attending(model: Any, options: BackboneArguments) -> Any:
 def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
     """A student of some layers of a model. If they are those of a depth of an elastic model, it is loaded at this
     depth, with its exit. Other layers are taken from an m3BERT, to which any other encoder is converted."""
-    config = load_config(name, trust_remote_code=loading["trust_remote_code"])
+    config = load_config(name, **Source.at(name, loading).options)
     chosen = layers_from(layers, config.num_hidden_layers, name)
     depth = len(chosen)
     if is_elastic(config) and depth in legal_layers(config) and Elasticity.of(config).layers_of(depth) == chosen:

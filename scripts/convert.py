@@ -41,13 +41,14 @@ def convert(
     """Convert an encoder and save it with its code and tokenizer. Unless `encoder_only`, an embedding model stays one,
     with its pooling, projection, normalisation, prompts and quantizer."""
     from ..encode.quantizer import find_quantizer, write_quantizer
+    from ..modeling.modeling_elastic import Source
 
     check_overwriting(output_dir, MODEL_FILES, overwrite, source)
+    with naming(source):
+        revision = Source.at(source, {"revision": revision}).revision
     model, tokenizer = converted(source, revision, encoder_only=encoder_only, student_layers=student_layers)
     embeds_alike = model.embedding_settings is not None and student_layers is None
     quantizer = find_quantizer(source, revision=revision) if embeds_alike else None
-    if encoder_only:
-        model.config.name_or_path = ""  # saving would copy the settings of the source
     with replacing_files(Path(output_dir), stale=MODEL_FILES if overwrite else ()) as draft:
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
@@ -63,6 +64,7 @@ def converted(
     from ..encode.states import longest_text
     from ..modeling import convert_to_m3bert
     from ..modeling.auto_m3bert import load_model
+    from ..modeling.modeling_elastic import source_of
     from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
 
     with naming(source):
@@ -71,7 +73,7 @@ def converted(
     layers = None if student_layers is None else layers_from(student_layers, depth, source)
     model = convert_to_m3bert(encoder, encoder_only=encoder_only, layers=layers)
     settings = model.embedding_settings
-    tokenizer = for_m3bert(load_tokenizer(source, settings, revision=revision), model)
+    tokenizer = for_m3bert(load_tokenizer(source_of(encoder), settings), model)
     if settings is not None:
         longest = longest_text(model.config, tokenizer, settings.max_length)
         model.embedding_settings = replace(settings, max_length=longest)

@@ -314,8 +314,7 @@ def main(arguments: list[str]) -> None:
     if options.target_vectors and options.teacher:
         raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
 
-    source, revision = options.source, options.revision
-    loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}
+    source, loading = options.source, {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
         datasets = streams_of(options.files or (), options.text_column)
         for file in options.target_vectors or ():
@@ -323,6 +322,7 @@ def main(arguments: list[str]) -> None:
         from transformers import AutoModel
 
         from ..modeling import EmbeddingSettings
+        from ..modeling.modeling_elastic import Source
         from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
         from ..trainers.data.target_vectors import read_target_vectors
 
@@ -330,15 +330,17 @@ def main(arguments: list[str]) -> None:
         if options.target_vectors:
             targets = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
         with naming(source):
-            settings = EmbeddingSettings.find(source, revision=revision)  # refuses what exits cannot be fitted to
-            model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
-            tokenizer = load_tokenizer(source, settings, **loading)
+            origin = Source.at(source, loading).with_settings()
+            settings = EmbeddingSettings.of_source(origin)  # refuses what exits cannot be fitted to
+            model = AutoModel.from_pretrained(source, **safetensors_only(source), **origin.options)
+            model.loaded_from = origin
+            tokenizer = load_tokenizer(origin, settings)
         fit = fit_to_files(model, tokenizer, datasets, options, targets)
         if model.config.model_type == "m3bert":
             save_with_exits(model, tokenizer, options, fit)
         else:
             with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
-                write_repository(model, source, draft, revision)
+                write_repository(model, source, draft, origin.revision)
                 write_map(fit, draft)
     shutil.rmtree(unfinished(options.output_dir), ignore_errors=True)
     print(f"{report(fit, model, tokenizer)}\nSaved to {options.output_dir}.")

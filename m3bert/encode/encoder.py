@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..modeling import EmbeddingSettings
 from ..modeling.auto_m3bert import load_model
-from ..modeling.modeling_elastic import Elasticity
+from ..modeling.modeling_elastic import Elasticity, Source
 from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
 from .batch import PassCost
 from .codes import code_of
@@ -30,7 +30,7 @@ from .hashing import fingerprint_of
 from .identity import encoder_parts
 from .padded_batches import TOKENS_PER_TEXT, tokenized_chunks
 from .projection import Projection
-from .quantizer import find_quantizer
+from .quantizer import quantizer_of
 from .ranks import rank
 from .states import (
     NestedStates,
@@ -146,10 +146,12 @@ class GridEncoder:
         Raises:
             ValueError: as [`GridEncoder`] and [`EmbeddingSettings.find`].
         """
-        options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-        settings = EmbeddingSettings.find(name_or_path, revision=revision)
-        model = load_model(name_or_path, **safetensors_only(name_or_path), **options, **model_kwargs).eval()
-        tokenizer = load_tokenizer(name_or_path, settings, config=model.config, **options)
+        options = {"revision": revision, "trust_remote_code": trust_remote_code, **model_kwargs}
+        source = Source.at(name_or_path, options).with_settings()
+        settings = EmbeddingSettings.of_source(source)
+        options |= {**safetensors_only(name_or_path), **source.options}
+        model = load_model(name_or_path, **options).eval()
+        tokenizer = load_tokenizer(source, settings, config=model.config)
         published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
         prompts = {**published["prompts"], **changes.get("prompts", {})}
         changes["prompts"] = {role: prompt for role, prompt in prompts.items() if prompt}
@@ -157,7 +159,7 @@ class GridEncoder:
         if compute is not None:
             model = place(model, compute)
             published["compute_dtype"] = compute.autocast_dtype
-        published["quantizer"] = find_quantizer(str(name_or_path), revision=revision)
+        published["quantizer"] = quantizer_of(source)
         grid = Grid.parse(grid) if isinstance(grid, str) and grid else grid
         return cls(model, tokenizer, grid or default_grid(model.config, projection), **{**published, **changes})
 

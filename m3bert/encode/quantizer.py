@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers.utils.hub import cached_file
-
 from ..modeling import M3BertQuantizer, quantization_m3bert
+from ..modeling.modeling_elastic import Source
 from ..modeling.settings_m3bert import hub_id, safetensors_only
 
 
@@ -16,21 +15,25 @@ QUANTIZER_FOLDER = "quantizer"
 QUANTIZER_CODE = "quantization_m3bert.py"
 
 
-def find_quantizer(name_or_path: str, **hub_options: Any) -> M3BertQuantizer | None:
-    """The quantizer that was published with an encoder (folder or Hub id), if there is one. This package loads it,
-    without remote code."""
-    if not has_quantizer(name_or_path, **hub_options):
+def find_quantizer(name_or_path: str | Path, **hub_options: Any) -> M3BertQuantizer | None:
+    """The quantizer that was published with an encoder (folder or Hub id), if there is one."""
+    return quantizer_of(Source.at(name_or_path, hub_options))
+
+
+def quantizer_of(source: Source) -> M3BertQuantizer | None:
+    """As [`find_quantizer`], where an encoder was loaded from. This package loads it, without remote code."""
+    if not has_quantizer(source):
         return None
-    options = {**safetensors_only(name_or_path, QUANTIZER_FOLDER), **hub_options}
-    return M3BertQuantizer.from_pretrained(name_or_path, subfolder=QUANTIZER_FOLDER, **options).eval()
+    folder = "/".join(part for part in (source.subfolder, QUANTIZER_FOLDER) if part)
+    options = {**safetensors_only(source.name, folder), **source.hub, "subfolder": folder}
+    return M3BertQuantizer.from_pretrained(source.name, **options).eval()
 
 
-def has_quantizer(name_or_path: str, **hub_options: Any) -> bool:
-    """Whether a quantizer was published with an encoder, in a folder or on the Hub. `False` if neither is there."""
-    if not name_or_path or not (Path(name_or_path).is_dir() or hub_id(name_or_path)):
+def has_quantizer(source: Source) -> bool:
+    """Whether a quantizer was published with an encoder. `False` if its folder or repository is not there."""
+    if not Path(source.name).is_dir() and hub_id(source.name) is None:
         return False
-    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return cached_file(name_or_path, f"{QUANTIZER_FOLDER}/config.json", **hub_options, **missing) is not None
+    return source.file(f"{QUANTIZER_FOLDER}/config.json", _raise_exceptions_for_connection_errors=False) is not None
 
 
 def write_quantizer(folder: str | Path, quantizer: M3BertQuantizer) -> Path:

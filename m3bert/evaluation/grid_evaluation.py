@@ -24,6 +24,7 @@ from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
 from ..encode.hashing import key_of
 from ..encode.states import shared_layers, truncate, unwrap_encoder
+from ..modeling.modeling_elastic import source_of
 from .evaluators import Evaluator, Geometry, Retrieval, Scores, Vectors
 from .readers import load_task
 from .results import GridResults, Score
@@ -296,7 +297,7 @@ def _without_scores(
         settings["quantizer"] = encoder.quantizer.fingerprint
     return GridResults(
         model=model.config.name_or_path,
-        revision=getattr(model.config, "_commit_hash", None),
+        revision=source_of(model).revision,
         grid=str(encoder.grid),
         seed=seed,
         weights=weights,

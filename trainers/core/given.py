@@ -12,6 +12,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from ...encode.states import unwrap_encoder
 from ...modeling import EmbeddingSettings
 from ...modeling.auto_m3bert import load_model
+from ...modeling.modeling_elastic import source_of
 from ...modeling.settings_m3bert import load_tokenizer, safetensors_only
 
 
@@ -42,15 +43,16 @@ def backbone_of(
         raise ValueError(ONE_MODEL)
     if peft_config is not None and isinstance(model, PreTrainedModel):
         model = copy.deepcopy(model)
-    name = None
     if isinstance(model, str | os.PathLike):
-        model = load_model(name := os.fspath(model), auto_class, **safetensors_only(model))
+        model = load_model(os.fspath(model), auto_class, **safetensors_only(model))
     elif isinstance(encoder := getattr(model, "transformers_model", None), PreTrainedModel):
         settings = EmbeddingSettings.of_sentence_transformer(model)
         tokenizer, model = tokenizer if tokenizer is not None else model.tokenizer, copy.deepcopy(encoder)
         model.embedding_settings = settings
-    if tokenizer is None and (name := name or getattr(model.config, "name_or_path", None)):
-        tokenizer = load_tokenizer(name, EmbeddingSettings.of(model) if auto_class is AutoModel else None)
+    encoder = unwrap_encoder(model)
+    if tokenizer is None and encoder.config.name_or_path:
+        source = source_of(encoder)
+        tokenizer = load_tokenizer(source, EmbeddingSettings.of(encoder) if auto_class is AutoModel else None)
     if tokenizer is None:
         raise ValueError("The model has no name to find its tokenizer by: pass processing_class.")
     rows = model.get_input_embeddings().num_embeddings
@@ -66,8 +68,9 @@ def backbone_of(
         from peft import get_peft_model
 
         model = get_peft_model(model, peft_config)
-    if not isinstance(model, PreTrainedModel) and (name := unwrap_encoder(model).config.name_or_path):
-        stored = PreTrainedConfig.get_config_dict(name)[0].get("vocab_size", rows)
+    if not isinstance(model, PreTrainedModel) and (name := encoder.config.name_or_path):
+        source = source_of(encoder)
+        stored = PreTrainedConfig.get_config_dict(source.name, **source.hub)[0].get("vocab_size", rows)
         if stored != rows:
             raise ValueError(
                 f"The adapter would fit no published model: {name} has {stored} token embeddings, and this model "

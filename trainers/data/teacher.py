@@ -19,7 +19,7 @@ from huggingface_hub import HfApi, is_offline_mode
 from safetensors import safe_open
 from tqdm.auto import tqdm
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from transformers.utils.hub import cached_file, extract_commit_hash
+from transformers.utils.hub import extract_commit_hash
 
 from ...encode.device import ComputeArguments, autocast, place
 from ...encode.embedding_store import EmbeddingStore
@@ -27,6 +27,7 @@ from ...encode.extras import require_sentence_transformers
 from ...encode.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
 from ...encode.identity import config_values, tokenizer_values
 from ...encode.ranks import rank
+from ...modeling.modeling_elastic import Source
 from ...modeling.settings_m3bert import read_json, safetensors_only
 
 
@@ -77,7 +78,7 @@ class Teacher:
     @cached_property
     def commit(self) -> str:
         """The commit on the Hub, of a model that is neither in memory nor in a folder."""
-        found = extract_commit_hash(cached_file(self.name_or_path, "config.json", revision=self.revision), None)
+        found = extract_commit_hash(Source(self.name_or_path, self.revision).file("config.json"), None)
         if found is None:
             raise OSError(f"The commit of the teacher {self.name_or_path!r} is unknown.")
         return found
@@ -210,7 +211,7 @@ class Teacher:
 def _safetensors(name_or_path: str, revision: str | None) -> list[str] | None:
     """Names of the weights in the safetensors of a folder, or of a commit on the Hub; `None` if it has none."""
     for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
-        file = cached_file(name_or_path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        file = Source(name_or_path, revision).file(name)
         if file is not None and name == SAFE_WEIGHTS_INDEX_NAME:
             return list(read_json(file, dict)["weight_map"])
         if file is not None:

@@ -20,7 +20,7 @@ from ...encode.states import shared_layers, unwrap_encoder, width_of
 from ...hub_cards.training_record import RECORD_FILE, TrainingRecord
 from ...modeling import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerConfig
 from ...modeling.auto_m3bert import load_config
-from ...modeling.modeling_elastic import resolve_size
+from ...modeling.modeling_elastic import resolve_size, source_of
 from ..core.checkpoints import part_of, with_weights
 from ..core.composition import mapping_of
 from ..core.given import backbone_of
@@ -130,7 +130,7 @@ class QAMAConfig(DistillationConfig):
     def for_student(self, model: nn.Module) -> Self:
         config = unwrap_encoder(model).config
         if self.frozen and self.teacher_name_or_path is None and config.name_or_path:
-            require_published(config, self.pooling, self.max_length)
+            require_published(unwrap_encoder(model), self.pooling, self.max_length)
         chosen = self.with_student_as_teacher(model)
         return chosen if self.frozen else chosen.with_length_of_student()
 
@@ -231,16 +231,17 @@ class QAMATrainer(DistillationTrainer):
             self.earlier_record.save(output_dir)
 
 
-def require_published(config: EncoderConfig, pooling: str | None, max_length: int | None) -> None:
+def require_published(encoder: Any, pooling: str | None, max_length: int | None) -> None:
     """Check that an encoder embeds as the model in its folder does, from which its embeddings are computed."""
-    name = config.name_or_path
-    mine, published = (Granularity(*resolve_size(one)) for one in (config, load_config(name)))
+    source = source_of(encoder)
+    name, stored = source.name, load_config(source.name, **source.options)
+    mine, published = (Granularity(*resolve_size(one)) for one in (encoder.config, stored))
     if mine != published:
         raise ValueError(
             f"The frozen encoder has the size {mine}, but {name} was saved with {published}: save the model at this "
             "size first, and load it from there."
         )
-    if (settings := EmbeddingSettings.find(name)) is None:
+    if (settings := EmbeddingSettings.of_source(source)) is None:
         return
     for option, kept, differs in (
         ("pooling", settings.pooling, settings.pooling != pooling),

@@ -18,6 +18,7 @@ from ...encode.quantizer import has_quantizer
 from ...encode.states import longest_text, unwrap_encoder, width_of
 from ...hub_cards.publishing import PublishingTrainer
 from ...modeling import EmbeddingSettings
+from ...modeling.modeling_elastic import source_of
 from ...modeling.settings_m3bert import PROJECTION_FOLDER
 from ..core.arguments import TextTrainingArguments
 from ..core.checkpoints import part_of, with_weights
@@ -79,7 +80,7 @@ class EmbeddingTrainer(PublishingTrainer):
         self.published = published = EmbeddingSettings.of(encoder)
         limit = longest_text(encoder.config, processing_class, published.max_length if published else None)
         args = self.arguments_for(args.with_settings(published, limit), model, teacher)
-        if not self.trains_quantizer and has_quantizer(encoder.config.name_or_path):
+        if not self.trains_quantizer and has_quantizer(source_of(encoder)):
             logger.warning(
                 f"{encoder.config.name_or_path} has a quantizer that fits its embeddings, which training changes: the "
                 "trained model has none. Train one for it with QAMATrainer (m3bert train qama)."
