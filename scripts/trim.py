@@ -223,10 +223,10 @@ def hidden_states(folder: Path, texts: Sequence[str], **loading: Any) -> list[to
     from ..modeling.auto_m3bert import load_model
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder, **loading), load_model(folder, **loading).eval()
-    reader = model.get_encoder() if model.config.is_encoder_decoder else model
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
     options = {"truncation": True, "max_length": COMPARED_TOKENS, "return_tensors": "pt"}
     with torch.inference_mode():
-        return [reader(**tokenizer(text, return_token_type_ids=False, **options))[0] for text in texts]
+        return [encoder(**tokenizer(text, return_token_type_ids=False, **options))[0] for text in texts]
 
 
 def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]]:
@@ -238,11 +238,12 @@ def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]
 
 def texts_of(files: Sequence[str], options: Namespace) -> Texts:
     """The texts of some files, as the source reads them."""
-    streams = streams_of(files, options.text_column)
     from transformers import AutoTokenizer
 
-    with naming(options.source):
-        tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
+    streams, tokenizer = streams_of(files, options.text_column), None
+    if "+" in options.text_column:  # the tokenizer has the separator of joined columns
+        with naming(options.source):
+            tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
     return lambda: joined_texts(chain(*streams.values()), options.text_column, tokenizer)
 
 

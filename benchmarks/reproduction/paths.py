@@ -173,7 +173,8 @@ def score_candidates(name: str, source: str, data: Path) -> None:
     passes = TextPasses(raw, texts, None, "Candidates")
     sums, targets = passes.sums([], None, None)
     sampled = list(zip(passes.sampled(PATH_TEXTS), targets, strict=True))
-    spans = passes.spans(asked, MAX_LENGTH, None, only_queries=False)
+    groups = passes.spans(asked, MAX_LENGTH, only_queries=False)
+    spans = list(zip(groups, passes.targets(groups, None), strict=True))
     queries, rows = Queries.of(spans, torch.cat(targets)), without_queries(spans)
     lists = [layers for depth in DEPTHS[name] for layers in [*every_split(depth, last), spread(depth, last)]]
     for fit_, tensors in fit_paths(raw, passes.sampled(REFIT_TEXTS), lists, description="Refitting layers"):

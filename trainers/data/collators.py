@@ -41,9 +41,10 @@ def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
     Raises:
         ValueError: if a column joins fields and the tokenizer has no separator token.
     """
-    if tokenizer.sep_token is None and (joined := [column for column in columns if "+" in column]):
+    joined = [column for column in columns if "+" in column]
+    if joined and tokenizer.sep_token is None:
         raise ValueError(f"{joined[0]!r} needs a separator, and the tokenizer has none: pass one.")
-    return tokenizer.sep_token or ""
+    return tokenizer.sep_token if joined else ""
 
 
 def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:

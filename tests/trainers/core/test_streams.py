@@ -24,7 +24,7 @@ def write_rows(folder, files: int, rows: int = 36) -> list[str]:
     """Files with `rows` rows in all; one has many more than the others."""
     cuts = [0, *(min(rows, 2 + 3 * index) for index in range(files - 1)), rows]
     for index in range(files):
-        lines = (json.dumps({"id": row}) + "\n" for row in range(cuts[index], cuts[index + 1]))
+        lines = (json.dumps({"id": f"{row:02}"}) + "\n" for row in range(cuts[index], cuts[index + 1]))
         (folder / f"{index}.jsonl").write_text("".join(lines))
     return [str(folder / f"{index}.jsonl") for index in range(files)]
 
@@ -42,7 +42,7 @@ def epochs_of(monkeypatch):
 
 
 def ids(rows) -> list[int]:
-    return [row["id"] for row in rows]
+    return [int(row["id"]) for row in rows]
 
 
 @pytest.mark.parametrize(("ranks", "files"), [(1, 3), (2, 4), (4, 3), (4, 8)])
@@ -58,7 +58,7 @@ def test_each_row_is_seen_once_per_epoch_over_all_ranks(tmp_path, epochs_of, ran
 def test_two_workers_read_each_row_once(tmp_path, epochs_of, files):
     """Also where there is one file, and so nothing to read for the second worker."""
     loader = DataLoader(epochs_of(write_rows(tmp_path, files)), batch_size=None, num_workers=2)
-    assert {row["id"] for row in islice(loader, 400)} == set(range(36))
+    assert {*ids(islice(loader, 400))} == {*range(36)}
 
 
 def test_two_ranks_are_one_batch_and_epochs_differ(tmp_path, epochs_of):
