@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
@@ -74,6 +74,11 @@ class Corpus:
                 reason = " ".join(str(error.__cause__ or error).split())
                 raise ValueError(f"Cannot read {file}: {reason}") from error
 
+    def with_columns(self) -> Corpus:
+        """The corpus with the metadata columns of its first document, if it does not name any."""
+        first = next(self.documents(), None)
+        return self if first is None else replace(self, metadata_columns=list(first.metadata))
+
     def _document(self, row: dict[str, Any], place: str) -> Document:
         try:
             text = joined_text(row, self.text_column, self.separator)
@@ -93,13 +98,16 @@ class Corpus:
         return Document(place, None if id_ is None else str(id_), text, json.loads(json.dumps(metadata, default=str)))
 
 
-def column_types(documents: Sequence[Document]) -> dict[str, str]:
+def column_types(documents: Iterable[Document]) -> dict[str, str]:
     """The types of the metadata columns of some documents: one of [`TYPES`], or `"json"` for everything else."""
+    kinds: dict[str, set[type]] = {}
+    for document in documents:
+        for name, value in document.metadata.items():
+            kinds.setdefault(name, set()).add(type(value))
     found = {}
-    for name in documents[0].metadata:
-        kinds = {type(document.metadata.get(name)) for document in documents} - {NoneType}
-        kinds -= {int} if kinds == {int, float} else set()
-        found[name] = next((kind for kind, its in TYPES.items() if kinds == {its}), "json")
+    for name, its in kinds.items():
+        its -= {NoneType, int} if float in its and its <= {NoneType, int, float} else {NoneType}
+        found[name] = next((kind for kind, one in TYPES.items() if its == {one}), "json")
     return found
 
 
