@@ -290,7 +290,7 @@ class Index:
             self._commit()
 
     def _note(self, **changes: Any) -> None:
-        self.manifest |= {"schema_version": SCHEMA_VERSION, **changes}
+        self.manifest |= changes
         _write(self.folder, self.manifest)
 
     def _add(self, rows: Rows, survey: Survey, verbose: bool, **changes: Any) -> None:
@@ -382,7 +382,7 @@ def surveyed(rows: Rows) -> Survey:
 
     def documents() -> Iterator[Document]:
         nonlocal count, digest
-        for chunk, digest in rows.chunks():
+        for chunk, digest in rows.chunks():  # noqa: B007  # the last one is of all documents
             count += len(chunk)
             sample.extend(chunk[: SAMPLE * CHUNK - len(sample)])
             yield from chunk
@@ -423,7 +423,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    replace_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    content = {**manifest, "schema_version": SCHEMA_VERSION}
+    replace_text(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _place(manifest: Mapping[str, Any]) -> dict[str, Any]:
