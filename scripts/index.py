@@ -11,6 +11,10 @@ it was, and so does `--overwrite` until the new index is finished. `m3bert searc
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -11,6 +11,10 @@ is measured on texts that are held out, or on those of --other. --languages read
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 import json
 import re
 from collections import Counter
