@@ -1,5 +1,8 @@
 """The m3BERT architecture. Importing this package registers `m3bert` with the Auto classes of transformers."""
 
+if __name__ == "modeling_m3bert":
+    raise ImportError("Import m3bert.modeling: the folder modeling_m3bert is a part of the package m3bert.")
+
 from transformers import (
     AutoConfig,
     AutoModel,

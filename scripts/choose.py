@@ -10,6 +10,10 @@ With `--output_file plan.json`, `m3bert index plan.json` builds the index.
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 from pathlib import Path
 
 from ..evaluation.choice import Budget, choose

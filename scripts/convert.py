@@ -16,6 +16,10 @@ With --fit_exits, shallow layers embed into the space of the last one (see `m3be
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -10,6 +10,10 @@ arrays that were interrupted, start the command again. docs/scale.md is on colle
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 import os
 import shutil
 from contextlib import nullcontext

@@ -18,6 +18,10 @@ runs tasks of MTEB (extra `mteb`), on data that it reads from the Hub. All score
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path

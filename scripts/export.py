@@ -18,6 +18,10 @@ sentence-transformers and model2vec, `--format router` queries by this table and
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 import argparse
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,10 +5,15 @@ Build an index from the plan of `m3bert choose --output_file plan.json`, in one 
     m3bert index runs/index --add new.jsonl
     m3bert index runs/index --delete doc-17 doc-18
 
-An interrupted run starts again from its first document. `m3bert search runs/index "a question"` searches the index.
+An interrupted build starts again from its first document. A change that is refused or interrupted leaves the index as
+it was, and so does `--overwrite` until the new index is finished. `m3bert search runs/index "a question"` searches it.
 """
 
 from __future__ import annotations
+
+
+if __name__ == "__main__":
+    __import__("as_command").run()
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +39,7 @@ class IndexArguments:
     text_column: str = option("text", "Column with the text; title+text joins two columns, as in training.")
     id_column: str = option("id", "Column with the ids. Without such a column, documents are numbered.")
     metadata_columns: list[str] | None = option(None, "Columns to keep as metadata. Default: all others.")
+    overwrite: bool = option(False, "Replace the index of the folder, of other documents or settings.")
     add: list[str] = option([], "Files with documents to add to an index.")
     delete: list[str] = option([], "Ids of documents to delete from an index.")
 
@@ -61,7 +67,7 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
     model = str(Path(name).resolve()) if Path(name).is_dir() else name
     with indexes.Index.build(
         options.output_dir, options.vector_store, plan, encoder, corpus,
-        kind=options.index_type, url=options.url, model=model, verbose=True,
+        kind=options.index_type, url=options.url, model=model, overwrite=options.overwrite, verbose=True,
     ) as index:  # fmt: skip
         print(summary(index))
     next_step("m3bert", "search", options.output_dir, "your question")
@@ -80,21 +86,20 @@ def summary(index: indexes.Index) -> str:
 
 
 def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
-    """Delete documents from an index, then add some. Raises as [`Index.add`] and [`Index.delete`]."""
+    """Delete documents from an index, and add some. Raises as [`Index.change`]."""
     columns = read_object(folder / "index.json")["corpus"]
     if options.add:
         check_files(options.add, fields_of(columns["text_column"]))
-    if options.delete:
-        with indexes.Index.open(folder) as index:
-            index.delete(options.delete)
+    encoder = encoder_of(folder, encoding) if options.add else None
+    with indexes.Index.open(folder, encoder) as index:
+        added = index.change(
+            options.delete, indexes.Corpus(options.add, **columns) if options.add else None, verbose=True
+        )
+        if options.delete:
             print(f"Deleted {len(set(options.delete)):,} documents.")
-            if not options.add:
-                print(summary(index))
-    if options.add:
-        encoder = encoder_of(folder, encoding)
-        with indexes.Index.open(folder, encoder) as index:
-            count = index.add(indexes.Corpus(options.add, **columns), verbose=True)
-            print(f"Added {count:,} documents.\n{summary(index)}")
+        if options.add:
+            print(f"Added {added:,} documents.")
+        print(summary(index))
     next_step("m3bert", "search", folder, "your question")
 
 

@@ -12,6 +12,10 @@ negative_2, ... Pairs with fewer negatives than asked for are dropped. Needs the
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 import random
 from dataclasses import MISSING, dataclass
 from pathlib import Path

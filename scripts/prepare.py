@@ -16,6 +16,10 @@ interrupted, run it again: it keeps what is finished.
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any

@@ -12,6 +12,10 @@ docstring is the query, the text below it the document to find. All results go t
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 import argparse
 import json
 import logging

@@ -7,6 +7,10 @@ Search an index of `m3bert index`:
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

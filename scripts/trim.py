@@ -11,6 +11,10 @@ is measured on texts that are held out, or on those of --other. --languages read
 
 from __future__ import annotations
 
+
+if __name__ == "__main__":
+    __import__("as_command").run()
+
 import json
 import re
 from argparse import Namespace
@@ -238,10 +242,10 @@ def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]
 
 def texts_of(files: Sequence[str], options: Namespace) -> Texts:
     """The texts of some files, as the source reads them."""
-    from transformers import AutoTokenizer
-
     streams, tokenizer = streams_of(files, options.text_column), None
     if "+" in options.text_column:  # the tokenizer has the separator of joined columns
+        from transformers import AutoTokenizer
+
         with naming(options.source):
             tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
     return lambda: joined_texts(chain(*streams.values()), options.text_column, tokenizer)

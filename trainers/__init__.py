@@ -1,5 +1,8 @@
 """Trainers that optimise every granularity of an encoder: one module per method, and packages that methods share."""
 
+if __name__ == "trainers":
+    raise ImportError("Import m3bert.trainers: the folder trainers is a part of the package m3bert.")
+
 from typing import TYPE_CHECKING
 
 from ..encode.lazy import face
@@ -89,7 +92,50 @@ if TYPE_CHECKING:
     from .shared.nested_loss import NestedLoss as NestedLoss
     from .shared.teacher import CRD as CRD, HPD as HPD, TeacherContrast as TeacherContrast, TeacherMSE as TeacherMSE
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+# Module -> its public names, as type checkers see them above.
+EXPORTS = {
+    "..encode.granularity": "Granularity Grid",
+    "..encode.projection": "Projection",
+    "..encode.states": "NestedStates nested_states truncate",
+    "..exits.fit": "ExitFit fit_exits",
+    "..hub_cards.publishing": "PublishingTrainer",
+    ".baselines.espresso": "Espresso EspressoConfig EspressoTrainer",
+    ".baselines.matryoshka_2d": "Matryoshka2d Matryoshka2dConfig Matryoshka2dTrainer",
+    ".baselines.simcse": "SimCSE SimCSEConfig SimCSETrainer",
+    ".baselines.starbucks": "Starbucks StarbucksConfig StarbucksTrainer",
+    ".contrastive.contrastive": "Contrastive ContrastiveConfig ContrastiveTrainer",
+    ".contrastive.scored_pairs": "ScoredPairs ScoredPairsConfig ScoredPairsTrainer",
+    ".core.arguments": "NestedTrainingArguments TextTrainingArguments",
+    ".core.composition": "Composition",
+    ".core.model": "NestedModel",
+    ".core.objective": "Identity NestedBatch Objective Term",
+    ".core.papers": "Paper",
+    ".core.trainer": "NestedTrainer",
+    ".data.collators": "TextColumnsCollator",
+    ".data.teacher": "Teacher TeacherEmbeddings",
+    ".exit_distillation.cross_depth": "CrossDepth",
+    ".exit_distillation.teacher_space": "TeacherSpace",
+    ".exit_distillation.trainer": "ExitDistillation ExitDistillationConfig ExitDistillationTrainer",
+    ".ibkd.hsic": "HSIC",
+    ".ibkd.trainer": "IBKDConfig IBKDFinetuningConfig IBKDFinetuningTrainer IBKDTrainer",
+    ".m3bert_mlm.matryoshka_distillation": "MatryoshkaDistillation MatryoshkaDistillationConfig "
+    "MatryoshkaDistillationTrainer",
+    ".m3bert_mlm.multigranular_mlm": "MultigranularMLM MultigranularMLMConfig MultigranularMLMTrainer",
+    ".mic.objectives": "SCR SIR",
+    ".mic.trainer": "MICConfig MICTrainer",
+    ".mipic.pic": "PIC",
+    ".mipic.sia": "SIA",
+    ".mipic.trainer": "MIPICConfig MIPICTrainer",
+    ".mixture": "MixtureConfig MixtureTrainer",
+    ".qama.objective": "QAMA",
+    ".qama.trainer": "QAMAConfig QAMATrainer",
+    ".shared.distillation": "DistillationConfig DistillationTrainer",
+    ".shared.embedding": "EmbeddingConfig EmbeddingObjective",
+    ".shared.embedding_trainer": "EmbeddingTrainer",
+    ".shared.nested_loss": "NestedLoss",
+    ".shared.teacher": "CRD HPD TeacherContrast TeacherMSE",
+}
+__getattr__, __dir__, __all__ = face(__name__, EXPORTS)
 
 # Name on the command line -> prefix of the method's classes: `StarbucksConfig`, `StarbucksTrainer`.
 METHODS = {

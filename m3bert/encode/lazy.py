@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 
-def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def face(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """
-    Make `__getattr__`, `__dir__` and `__all__` of a package whose submodules are imported on first use. The public
-    names are those imported in the `if TYPE_CHECKING:` block of its `__init__.py`, so that type checkers and users
-    see the same names.
+    Make `__getattr__`, `__dir__` and `__all__` of a package whose submodules are imported on first use.
 
     Args:
         package (`str`): `__name__` of the package.
-        file (`str`): `__file__` of the package.
+        exports (`Mapping[str, str]`): Module, relative to the package, -> its public names, with spaces between them.
+            Type checkers see the imports of an `if TYPE_CHECKING:` block, which must be the same.
 
     Returns:
         `tuple`: the functions `__getattr__` and `__dir__`, and the list `__all__`.
     """
-    exports: dict[str, str] = {}
-    for statement in ast.parse(Path(file).read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.If):
-            for line in statement.body:
-                if isinstance(line, ast.ImportFrom):
-                    module = f"{'.' * line.level}{line.module or ''}"
-                    exports |= {alias.asname or alias.name: module for alias in line.names}
+    modules = {name: module for module, names in exports.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        if name not in exports:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(exports[name], package), name)
+        return getattr(import_module(modules[name], package), name)
 
-    names = sorted(exports)
+    names = sorted(modules)
     return get, lambda: names, names

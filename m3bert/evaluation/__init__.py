@@ -49,4 +49,21 @@ if TYPE_CHECKING:
         find_tasks as find_tasks,
     )
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+# Module -> its public names, as type checkers see them above.
+EXPORTS = {
+    "..encode.embeddings": "GridEmbeddings",
+    "..encode.encoder": "GridEncoder",
+    "..encode.hybrid": "bm25_search fuse_ranks fuse_scores",
+    "..encode.search": "exact_search rerank",
+    ".choice": "Budget Choice SearchPlan choose",
+    ".evaluators": "STS BitextMining Classification Evaluator Geometry PairClassification Retrieval",
+    ".grid_evaluation": "evaluate_grid run_facts score_grid score_vectors",
+    ".grid_evaluator": "GridEvaluator as_sentence_transformer",
+    ".latency": "measure_latency",
+    ".metrics": "library_metrics ranking_scores",
+    ".own_data": "collection_task labels_task pairs_task",
+    ".readers": "load_task",
+    ".results": "AsymmetricSearch GridResults HybridSearch Latency RescoredSearch Score TwoStageSearch",
+    ".tasks": "GROUPS TASKS HubData Task find_task find_tasks",
+}
+__getattr__, __dir__, __all__ = face(__name__, EXPORTS)

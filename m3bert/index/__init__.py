@@ -11,4 +11,11 @@ if TYPE_CHECKING:
     from .index import Index as Index, read_manifest as read_manifest
     from .plan import Plan as Plan
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+# Module -> its public names, as type checkers see them above.
+EXPORTS = {
+    ".corpus": "Corpus",
+    ".engine": "ENGINES Hit",
+    ".index": "Index read_manifest",
+    ".plan": "Plan",
+}
+__getattr__, __dir__, __all__ = face(__name__, EXPORTS)

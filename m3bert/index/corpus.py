@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
@@ -73,6 +73,11 @@ class Corpus:
             for number, row in enumerate(load_files([file], text=text, streaming=True), start=1):
                 yield self._document(row, f"{file}, row {number}", types or {})
 
+    def with_columns(self) -> Corpus:
+        """The corpus with the metadata columns of its first document, if it does not name any."""
+        first = next(self.documents(), None)
+        return self if first is None else replace(self, metadata_columns=list(first.metadata))
+
     def _document(self, row: dict[str, Any], place: str, types: Mapping[str, str]) -> Document:
         try:
             text = joined_text(row, self.text_column, self.separator)
@@ -98,13 +103,16 @@ class Corpus:
         return Document(place, id_, text, metadata)
 
 
-def column_types(documents: Sequence[Document]) -> dict[str, str]:
+def column_types(documents: Iterable[Document]) -> dict[str, str]:
     """The types of the metadata columns of some documents: one of [`TYPES`], or `"json"` for everything else."""
+    kinds: dict[str, set[type]] = {}
+    for document in documents:
+        for name, value in document.metadata.items():
+            kinds.setdefault(name, set()).add(type(value))
     found = {}
-    for name in documents[0].metadata:
-        kinds = {type(document.metadata.get(name)) for document in documents} - {NoneType}
-        kinds -= {int} if kinds == {int, float} else set()
-        found[name] = next((kind for kind, its in TYPES.items() if kinds == {its}), "json")
+    for name, its in kinds.items():
+        its -= {NoneType, int} if float in its and its <= {NoneType, int, float} else {NoneType}
+        found[name] = next((kind for kind, one in TYPES.items() if its == {one}), "json")
     return found
 
 

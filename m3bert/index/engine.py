@@ -14,6 +14,7 @@ import torch
 
 from ..encode.codes import bytes_per_vector, code_of
 from ..encode.coding import Coder
+from ..encode.durable import remove_files
 from ..encode.extras import require_extra
 from .corpus import Document
 
@@ -50,6 +51,20 @@ class Hit:
     score: float
     text: str
     metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """
+    The documents that belong to an index while the vector store holds others.
+
+    Args:
+        end (`int`): Their keys are below it.
+        removed (`Sequence[int]`): Keys that do not belong to it any more.
+    """
+
+    end: int
+    removed: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,7 @@ class Engine(ABC):
     codes: ClassVar[tuple[str, ...]]  # codes of the searched vectors
     second_codes: ClassVar[tuple[str, ...]]  # codes of the vectors beside them
     kinds: ClassVar[tuple[str, ...]]
+    files: ClassVar[tuple[str, ...]]  # what it writes to the folder
 
     def __init__(self, folder: Path, layout: Layout):
         self.require(layout)
@@ -188,22 +204,24 @@ class Engine(ABC):
         found, and survive a killed process."""
 
     @abstractmethod
-    def delete(self, ids: Sequence[str]) -> None:
-        """Remove documents, all or none. Ids that are not there are ignored."""
+    def delete(self, keys: Sequence[int]) -> None:
+        """Remove documents. Keys that are not there are ignored."""
 
     @abstractmethod
-    def known(self, ids: Sequence[str]) -> set[str]:
-        """Those of some ids that documents have."""
+    def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """Id -> key, of those ids that documents have."""
 
     @abstractmethod
-    def __len__(self) -> int:
+    def count(self, committed: Committed | None = None) -> int:
         """Number of documents."""
 
     @abstractmethod
-    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: torch.Tensor, k: int, where: Where | None = None, committed: Committed | None = None
+    ) -> list[list[Hit]]:
         """
         Find the `k` nearest documents for embeddings of queries `(queries, width)`, as wide as those that were coded.
-        Of the metadata columns `where`, documents must have one of the values.
+        Of the metadata columns `where`, documents must have one of the values. With `committed`, no others are found.
 
         Returns:
             `list[list[Hit]]`: documents per query, best first; fewer than `k` if there are fewer.
@@ -212,6 +230,13 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back files and connections."""
+
+    def destroy(self) -> None:
+        """Remove everything, also the folder if nothing else is in it."""
+        self.close()
+        remove_files(self.folder, self.files)
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
 
 def find_engine(name: str) -> type[Engine]:

@@ -1,21 +1,23 @@
 """
 An index of documents in one vector store: build it, add to it, delete from it, and search it.
 
-The file `index.json` of its folder says how it was built. While documents are added, it says that the index is not
-finished; what a killed process had added is removed by the next addition.
+The file `index.json` of its folder says how it was built, and which documents belong to it: those whose key is below
+`next_key`, except those `removed`. A change writes to the vector store first, where searches do not see it, and takes
+place when `index.json` is replaced. What a killed process left behind is removed by the next change.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -27,13 +29,15 @@ from ..encode.encoder import GridEncoder
 from ..encode.states import unwrap_encoder
 from ..encode.typed import read_object
 from .corpus import Corpus, Document, column_types, is_of_type
-from .engine import Batch, Engine, Hit, Layout, find_engine
+from .engine import Batch, Committed, Engine, Hit, Layout, find_engine
 from .plan import Plan, encoder_identity, require_same_encoder
 
 
-SCHEMA_VERSION = 3
-IN_SQLITE = 2  # the version that kept the progress of an index in `documents.sqlite`, for all vector stores
+SCHEMA_VERSION = 4
+# The versions before: 2 kept the progress of an index in `documents.sqlite`, for all vector stores.
+OLDER_VERSIONS = (2, 3)
 MANIFEST = "index.json"
+CORPUS = ("text_column", "id_column", "separator", "metadata_columns")  # how documents are read, also additions
 CHUNK = 2048  # documents that are encoded, and then written, together
 SAMPLE = 5  # chunks at the beginning that codes are fitted to
 
@@ -58,27 +62,29 @@ class Index:
         self.folder, self.manifest, self.encoder = folder, manifest, encoder
         self.plan = Plan.from_dict(manifest["plan"])
         self.layout = Layout.from_dict(manifest["layout"], encoder.quantizer if encoder is not None else None)
-        self.engine: Engine = find_engine(manifest["engine"])(folder, self.layout)
+        self.engine: Engine = find_engine(manifest["engine"])(folder / manifest["data"], self.layout)
 
     @classmethod
     def build(
         cls, folder: Path, engine: str, plan: Plan, encoder: GridEncoder, corpus: Corpus, *, kind: str | None = None,
-        url: str | None = None, model: str | None = None, verbose: bool = False
+        url: str | None = None, model: str | None = None, overwrite: bool = False, verbose: bool = False
     ) -> Index:  # fmt: skip
         """
-        Embed the documents of a corpus, and build the index from their vectors. If the folder has this index already,
-        it is opened; an interrupted build starts again.
+        Embed the documents of a corpus, and build the index from their vectors. If the folder has this index of these
+        documents already, it is opened; an interrupted build starts again.
 
         Args:
             folder (`Path`): Folder of the index.
             engine (`str`): Vector store: one of [`~index.engine.ENGINES`].
             plan ([`Plan`]): What to store, and how to search.
             encoder ([`GridEncoder`]): Encoder with the grid of the plan.
-            corpus ([`Corpus`]): Documents.
+            corpus ([`Corpus`]): Documents. They are read twice: all are checked before the first one is embedded.
             kind (`str`, *optional*): One of [`~index.engine.KINDS`]. Default: the first of the store.
             url (`str`, *optional*): Address of a Qdrant server.
             model (`str`, *optional*): Hub id or folder of the encoder, for those who search. Default: where it was
                 loaded from.
+            overwrite (`bool`, *optional*, defaults to `False`): Whether to replace the index of the folder. It is
+                searched until the new one is finished.
             verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
 
         Returns:
@@ -87,8 +93,8 @@ class Index:
         Raises:
             OSError: if a file cannot be read or written.
             ValueError: if the encoder is not that of the plan, the vector store does not have its precisions, a
-                document has no text or its id is not new, the folder holds another index or other files, or another
-                process writes to it.
+                document has no text or its id is not new, the folder holds another index, one of other documents or
+                other files, or another process writes to it.
         """
         settings = {
             "engine": engine,
@@ -99,16 +105,48 @@ class Index:
         }
         require_same_encoder(plan.encoder, settings["encoder"], "The plan")
         with only_writer(folder):
-            manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
-            for name, value in settings.items():
-                if manifest.get(name, value) != value:
-                    raise ValueError(f"{folder} holds an index with another {name}; choose another folder.")
-            if not manifest.get("next_key"):
-                manifest = _begin(folder, manifest, settings, plan, encoder, corpus, model)
+            before = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
+            if before and not overwrite:
+                require_same_encoder(before["encoder"], settings["encoder"], f"The index {folder}")
+                for name in settings.keys() - {"encoder"}:
+                    if before.get(name) != settings[name]:
+                        raise ValueError(
+                            f"{folder} holds an index with another {name}: choose another folder, or --overwrite it."
+                        )
+            others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not before else []
+            if others and others != [f"{MANIFEST}.draft"]:
+                raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another folder.")
+            rows = Rows(corpus.with_columns())
+            survey = surveyed(rows)
+            if before and before["next_key"] and not overwrite:
+                if before["documents"] != survey.digest:
+                    raise ValueError(
+                        f"{folder} holds an index of other documents: --overwrite it, or add the new ones with "
+                        f"`m3bert index {folder} --add`."
+                    )
+                return cls(folder, before, encoder)
+            name = before["layout"]["collection"] if before and not overwrite else _new_collection(folder, url)
+            manifest = {
+                **settings,
+                "model": model or unwrap_encoder(encoder.model).config.name_or_path,
+                "layout": _layout(settings, plan, encoder, survey, name).to_dict(),
+                "corpus": {name: getattr(rows.corpus, name) for name in CORPUS},
+                **{"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None},
+            }
+            if before and overwrite:
+                manifest |= {"data": f"build-{uuid4().hex[:8]}", "replaced": _place(before)}
+                with cls(folder, before) as index:
+                    index._settle()
+                    index._note(finished=False, replaced=_place(manifest))
+            elif before:  # an interrupted build
+                manifest |= {"data": before["data"], "replaced": before["replaced"]}
+            (folder / manifest["data"]).mkdir(parents=True, exist_ok=True)
+            if not before or not overwrite:
+                _write(folder, manifest)
             index = cls(folder, manifest, encoder)
             try:
-                if not manifest["next_key"]:
-                    index._add(corpus, verbose)
+                index.engine.truncate(0)
+                index._add(rows, survey, verbose)
             except BaseException:
                 index.close()
                 raise
@@ -132,7 +170,7 @@ class Index:
         return cls(folder, manifest, encoder)
 
     def __len__(self) -> int:
-        return len(self.engine)
+        return self.engine.count(self._committed())
 
     def close(self) -> None:
         """Give back files and connections."""
@@ -144,38 +182,50 @@ class Index:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add(self, corpus: Corpus, *, verbose: bool = False) -> int:
+    def change(self, delete: Sequence[str] = (), add: Corpus | None = None, *, verbose: bool = False) -> int:
         """
-        Add documents, whose ids must be new. After an interrupted addition, the index cannot be searched until another
-        one ends, which begins without the documents of the first.
+        Delete documents by their ids, and add others, whose ids must be new or among the deleted ones: both or
+        neither. Everything is checked first. Until the end, and if the change is refused or killed, searches find the
+        documents from before.
 
         Returns:
             `int`: number of documents that were added.
 
         Raises:
             OSError: if a file cannot be read or written.
-            ValueError: as [`Index.build`].
+            ValueError: if an id is not in the index, a document has no text, its id is not new, or its metadata are
+                not of the types of the index; if the index is not finished, or another process writes to it.
         """
         with only_writer(self.folder):
-            self.manifest = read_manifest(self.folder)
-            first = self.manifest["next_key"]
-            self._add(corpus, verbose)
-            return self.manifest["next_key"] - first
+            self.manifest = self._finished_manifest()
+            self._settle()
+            keys = self.engine.keys_of(delete)
+            if missing := [id_ for id_ in delete if id_ not in keys]:
+                raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
+            documents, removed = self.manifest["documents"], sorted(keys.values())
+            if removed:
+                documents = digest_of(documents, removed)
+            if add is None:
+                self._commit(documents=documents, removed=removed)
+                return 0
+
+            def taken(ids: Sequence[str]) -> Set[str]:
+                return self.engine.keys_of(ids).keys() - keys.keys()
+
+            corpus = replace(add, metadata_columns=self.manifest["corpus"]["metadata_columns"])
+            rows = Rows(corpus, self.manifest["next_key"], documents, taken, self.layout.columns)
+            survey = surveyed(rows)
+            self._note(finished=False)
+            self._add(rows, survey, verbose, removed=removed)
+            return survey.count
+
+    def add(self, corpus: Corpus, *, verbose: bool = False) -> int:
+        """Add documents, whose ids must be new: see [`Index.change`]."""
+        return self.change(add=corpus, verbose=verbose)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """
-        Delete documents by their ids.
-
-        Raises:
-            ValueError: if an id is not in the index, the index is not finished, or another process writes to it.
-                Nothing is deleted then.
-        """
-        with only_writer(self.folder):
-            self._require_finished()
-            known = self.engine.known(ids)
-            if missing := [id_ for id_ in ids if id_ not in known]:
-                raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
-            self.engine.delete(ids)
+        """Delete documents by their ids: see [`Index.change`]."""
+        self.change(ids)
 
     def search(self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None) -> list[list[Hit]]:
         """
@@ -196,8 +246,7 @@ class Index:
         if k < 1:
             raise ValueError(f"k={k} must be at least 1.")
         assert self.encoder is not None, "open the index with an encoder"
-        self._require_finished()
-        filters = {}
+        committed, filters = self._committed(), {}
         for name, wanted in (where or {}).items():
             filters[name] = wanted if isinstance(wanted, list | tuple) else [wanted]
             kind = self.layout.columns.get(name, "json")
@@ -206,47 +255,134 @@ class Index:
         if not all(filters.values()):  # a column of which no value passes
             return [[] for _ in queries]
         embeddings = self.encoder.encode(list(queries), role="query").require_finite()
-        return self.engine.search(embeddings.widest(self.plan.query.layer), k, filters)
+        return self.engine.search(embeddings.widest(self.plan.query.layer), k, filters, committed)
 
-    def _require_finished(self) -> None:
-        if not read_manifest(self.folder)["finished"]:  # which another process may have changed
+    def _finished_manifest(self) -> dict[str, Any]:
+        """The manifest, which another process may have changed. ValueError if its index cannot be used here."""
+        manifest = read_manifest(self.folder)
+        if not manifest["next_key"]:
             raise ValueError(f"The index {self.folder} is not finished: run the command that was interrupted again.")
+        if manifest["data"] != self.manifest["data"]:
+            raise ValueError(f"The index {self.folder} was replaced: open it again.")
+        return manifest
 
-    def _add(self, corpus: Corpus, verbose: bool) -> None:
-        self._note(finished=False)
-        first = self.manifest["next_key"]
-        self.engine.truncate(first)
-        with tqdm(desc="Indexing", unit=" documents", disable=not verbose, leave=False) as bar:
-            self.engine.add(self._batches(corpus, bar))
-        if self.manifest["next_key"] == first:
-            raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
-        self._note(finished=True)
+    def _committed(self) -> Committed | None:
+        """Which documents belong to the index while it is being changed, or after a change that was interrupted."""
+        manifest = self._finished_manifest()
+        return None if manifest["finished"] else Committed(manifest["next_key"], manifest["removed"])
+
+    def _commit(self, **changes: Any) -> None:
+        """Let a change take place, and remove what does not belong to the index any more."""
+        self._note(finished=False, **changes)
+        self.engine.delete(self.manifest["removed"])
+        if place := self.manifest["replaced"]:
+            folder = self.folder / place["data"]
+            if folder.is_dir():
+                find_engine(place["engine"])(folder, Layout.from_dict(place["layout"])).destroy()
+        self._note(finished=True, removed=[], replaced=None)
+
+    def _settle(self) -> None:
+        """Remove what an interrupted change has left behind."""
+        if not self.manifest["finished"]:
+            self.engine.truncate(self.manifest["next_key"])
+            self._commit()
 
     def _note(self, **changes: Any) -> None:
-        self.manifest.update(changes)
+        self.manifest |= changes
         _write(self.folder, self.manifest)
 
-    def _batches(self, corpus: Corpus, bar: tqdm) -> Iterator[Batch]:
-        """The documents of a corpus in chunks, with their vectors. Documents without an id get their key as one. The
-        next key moves in memory; [`~Index._note`] writes it at the end."""
+    def _add(self, rows: Rows, survey: Survey, verbose: bool, **changes: Any) -> None:
+        """Store documents behind those of the index, and let them and other changes take place."""
+        with tqdm(desc="Indexing", total=survey.count, disable=not verbose, leave=False) as bar:
+            self.engine.add(self._batches(rows, survey, bar))
+        self._commit(next_key=rows.first + survey.count, documents=survey.digest, **changes)
+
+    def _batches(self, rows: Rows, survey: Survey, bar: tqdm) -> Iterator[Batch]:
+        """The documents in chunks, with their vectors."""
         assert self.encoder is not None, "open the index with an encoder"
-        documents = replace(corpus, metadata_columns=self.manifest["corpus"]["metadata_columns"]).documents(
-            self.layout.columns
-        )
-        first, seen = self.manifest["next_key"], set()
-        while chunk := list(islice(documents, CHUNK)):
-            keys = np.arange(len(chunk), dtype=np.int64) + self.manifest["next_key"]
-            ids = [str(key) if document.id is None else document.id for key, document in zip(keys, chunk, strict=True)]
-            known = self.engine.known(ids) if first else set()
-            for id_, document in zip(ids, chunk, strict=True):
-                if id_ in known or id_ in seen:
-                    raise ValueError(f"{document.place}: the id {id_!r} is that of an earlier document.")
-                seen.add(id_)
+        key = rows.first
+        for chunk, digest in rows.chunks():  # noqa: B007  # the last one is of all documents
             vectors = embedded(self.encoder, self.plan, chunk)
-            named = [Document(row.place, id_, row.text, row.metadata) for id_, row in zip(ids, chunk, strict=True)]
-            yield Batch(keys, named, *(coder.pack(vectors) for coder in self.layout.coders.values()))
-            self.manifest["next_key"] += len(chunk)
+            keys = np.arange(len(chunk), dtype=np.int64) + key
+            yield Batch(keys, chunk, *(coder.pack(vectors) for coder in self.layout.coders.values()))
+            key += len(chunk)
             bar.update(len(chunk))
+        if digest != survey.digest:
+            raise ValueError(f"{', '.join(rows.corpus.files)} changed while they were read: run the command again.")
+
+
+def digest_of(before: str, *values: Any) -> str:
+    """A digest of some values, and of all those before them."""
+    return hashlib.sha256(json.dumps([before, *values], sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """
+    Documents to add to an index.
+
+    Args:
+        corpus ([`Corpus`]): The documents.
+        first (`int`, *optional*, defaults to 0): Key of the first one.
+        digest (`str`, *optional*): Digest of the documents of the index.
+        taken (`Callable`, *optional*): Which of some ids the index has.
+        columns (`dict[str, str]`, *optional*): Types of its metadata.
+    """
+
+    corpus: Corpus
+    first: int = 0
+    digest: str = ""
+    taken: Callable[[Sequence[str]], Set[str]] = lambda ids: set()
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def chunks(self) -> Iterator[tuple[list[Document], str]]:
+        """
+        The documents in chunks, each with the digest of all documents up to its end. A document without an id gets its
+        key as one.
+
+        Raises:
+            ValueError: as [`Corpus.documents`]; if an id is that of another document, or there is no document. The
+                message names file and row.
+        """
+        documents, key, digest, seen = self.corpus.documents(self.columns), self.first, self.digest, set()
+        while chunk := list(islice(documents, CHUNK)):
+            chunk = [
+                replace(row, id=str(number) if row.id is None else row.id) for number, row in enumerate(chunk, key)
+            ]
+            taken = self.taken([row.id for row in chunk])
+            for row in chunk:
+                if row.id in seen or row.id in taken:
+                    raise ValueError(f"{row.place}: the id {row.id!r} is that of an earlier document.")
+                seen.add(row.id)
+                digest = digest_of(digest, row.id, row.text, row.metadata)
+            key += len(chunk)
+            yield chunk, digest
+        if not seen:
+            raise ValueError(f"There is no document in {', '.join(self.corpus.files)}.")
+
+
+class Survey(NamedTuple):
+    """Number and digest of documents, the first of them, and the types of their metadata."""
+
+    count: int
+    digest: str
+    sample: list[Document]
+    columns: dict[str, str]
+
+
+def surveyed(rows: Rows) -> Survey:
+    """Read and check all documents, before any is embedded. Raises as [`Rows.chunks`]."""
+    count, digest, sample = 0, rows.digest, []
+
+    def documents() -> Iterator[Document]:
+        nonlocal count, digest
+        for chunk, digest in rows.chunks():  # noqa: B007  # the last one is of all documents
+            count += len(chunk)
+            sample.extend(chunk[: SAMPLE * CHUNK - len(sample)])
+            yield from chunk
+
+    columns = column_types(documents())
+    return Survey(count, digest, sample, columns)
 
 
 def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> torch.Tensor:
@@ -268,7 +404,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
     manifest = read_object(folder / MANIFEST)
-    if manifest.get("schema_version") not in (SCHEMA_VERSION, IN_SQLITE):
+    if manifest.get("schema_version") not in (SCHEMA_VERSION, *OLDER_VERSIONS):
         raise ValueError(f"{folder / MANIFEST} is of another version of m3bert: build the index again.")
     if "finished" not in manifest:
         with closing(sqlite3.connect(folder / "documents.sqlite")) as database:
@@ -276,43 +412,36 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         pending = json.loads(state.get("pending", '{"first": 0}'))  # where an interrupted addition began
         manifest |= {"next_key": pending["first"] if pending else int(state["next_key"]), "finished": not pending}
         manifest["layout"]["collection"] = state.get("collection")
-    return manifest
+    # Older versions do not say which documents they hold.
+    return {"documents": "unknown", "data": "", "removed": [], "replaced": None} | manifest
 
 
 def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    replace_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    content = {**manifest, "schema_version": SCHEMA_VERSION}
+    replace_text(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def _begin(
-    folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any], plan: Plan, encoder: GridEncoder,
-    corpus: Corpus, model: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """The manifest of a new index. Its layout needs the first documents. `before` is that of an interrupted build."""
-    others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not before else []
-    if others and others != [f"{MANIFEST}.draft"]:
-        raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another folder.")
-    documents = list(islice(corpus.documents(), SAMPLE * CHUNK))
-    if not documents:
-        raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
-    options = {"kind": settings["kind"], "url": settings["url"], "columns": column_types(documents)}
-    if settings["url"]:
-        name = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name)}-{uuid4().hex[:8]}"
-        options["collection"] = before["layout"]["collection"] if before else name
+def _place(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the vector store of an index is."""
+    return {name: manifest[name] for name in ("engine", "layout", "data")}
+
+
+def _new_collection(folder: Path, url: str | None) -> str | None:
+    """A new name for a collection on a server."""
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name)}-{uuid4().hex[:8]}" if url else None
+
+
+def _layout(
+    settings: Mapping[str, Any], plan: Plan, encoder: GridEncoder, survey: Survey, collection: str | None
+) -> Layout:
+    """The layout of a new index. ValueError if the vector store does not have it."""
+    options = {name: settings[name] for name in ("kind", "url")} | {
+        "columns": survey.columns,
+        "collection": collection,
+    }
     sample = torch.zeros(1, encoder.full_width)
     find_engine(settings["engine"]).require(plan.layout(encoder, sample, **options))
     if plan.needs_sample:
-        chunks = (documents[start : start + CHUNK] for start in range(0, len(documents), CHUNK))
+        chunks = (survey.sample[start : start + CHUNK] for start in range(0, len(survey.sample), CHUNK))
         sample = torch.cat([embedded(encoder, plan, chunk) for chunk in chunks])
-    columns = {name: getattr(corpus, name) for name in ("text_column", "id_column", "separator")}
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        **settings,
-        "model": model or unwrap_encoder(encoder.model).config.name_or_path,
-        "layout": plan.layout(encoder, sample, **options).to_dict(),
-        "corpus": {**columns, "metadata_columns": list(documents[0].metadata)},
-        "next_key": 0,
-        "finished": False,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, manifest)
-    return manifest
+    return plan.layout(encoder, sample, **options)

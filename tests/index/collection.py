@@ -100,7 +100,7 @@ def add(engine: Engine, collection: Collection, rows: range) -> None:
 
 
 def delete(engine: Engine, keys: Sequence[int]) -> None:
-    engine.delete([f"id-{key}" for key in keys])
+    engine.delete(list(keys))
 
 
 def numbers(hits: list[list[Hit]], k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -103,7 +103,7 @@ def test_deleting_adding_and_truncating_keep_the_rest(tmp_path, collection, name
     check_exact(layout, collection, engine.search(collection.queries, 10), 10, kept)
     add(engine, collection, range(200, 250))
     check_exact(layout, collection, engine.search(collection.queries, 10), 10, [*kept, *range(200, 250)])
-    assert len(engine) == len(kept) + 50
+    assert engine.count() == len(kept) + 50
     engine.close()
 
 
@@ -147,7 +147,7 @@ def test_texts_and_columns_of_any_kind_are_filters(tmp_path, collection, name):
 def test_ids_texts_and_metadata_are_kept(tmp_path, collection, name, text):
     engine = opened(tmp_path, make_layout(collection, text), name)
     add(engine, collection, range(200))
-    assert engine.known(["id-7", "none", "id-199"]) == {"id-7", "id-199"} and len(engine) == 200
+    assert engine.keys_of(["id-7", "none", "id-199"]) == {"id-7": 7, "id-199": 199} and engine.count() == 200
     for hit in engine.search(collection.queries[:1], 5)[0]:
         row = int(hit.id.removeprefix("id-"))
         assert (hit.text, hit.metadata) == (f"text of {row}", collection.metadata(row))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from m3bert.encode.coding import PackedIndex
 from m3bert.encode.search import exact_search, rerank
 from m3bert.evaluation import GridEncoder
-from m3bert.index import ENGINES, Corpus, Index, Plan, index as module
+from m3bert.index import ENGINES, Corpus, Index, Plan, index as module, read_manifest
 from m3bert.index.engine import find_engine
 from m3bert.index.plan import encoder_identity
 from m3bert.trainers import Granularity, Grid
@@ -91,25 +91,32 @@ class Killed(BaseException):
     """Stands in for a kill: nothing of ours catches it."""
 
 
-def stop_at(patch, engine: str, moment: str) -> None:
-    """Stop the next addition in the middle of its documents, or before it says that it is finished."""
-    add = find_engine(engine).add
+def kill_at(patch, step: int) -> None:
+    """Stop after one of the writes of a change, which are calls of the vector store and replaced files."""
+    writes = 0
 
-    def stop(self, batches):
-        add(self, islice(batches, 2) if moment == "in the middle" else batches)
-        raise Killed
+    def stopping(function):
+        def write(*args, **options):
+            nonlocal writes
+            found = function(*args, **options)
+            writes += 1
+            if writes == step:
+                raise Killed
+            return found
 
-    patch.setattr(find_engine(engine), "add", stop)
+        return write
+
+    owners = dict.fromkeys(map(find_engine, INSTALLED), ("add", "delete", "truncate", "destroy"))
+    for owner, names in {**owners, GridEncoder: ("encode",), os: ("replace",)}.items():
+        for name in names:
+            patch.setattr(owner, name, stopping(getattr(owner, name)))
 
 
-@pytest.mark.parametrize("moment", ["in the middle", "at the end"])
 @pytest.mark.parametrize("engine", INSTALLED)
-def test_an_interrupted_build_is_no_index_and_starts_again(
-    tmp_path, encoder, corpus, sentences, engine, moment, monkeypatch
-):
+def test_an_interrupted_build_is_no_index_and_starts_again(tmp_path, encoder, corpus, sentences, engine, monkeypatch):
     plan, target = Plan(Granularity(6, 32), first_dim=8, shortlist=20), (tmp_path / "index", engine)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        stop_at(patch, engine, moment)
+        kill_at(patch, 4)
         Index.build(*target, plan, encoder, corpus)
     with Index.open(target[0], encoder) as half:
         for call in (half.search, half.delete):
@@ -120,19 +127,103 @@ def test_an_interrupted_build_is_no_index_and_starts_again(
         assert ids(index) == nearest(encoder, sentences, plan)
 
 
-@pytest.mark.parametrize("moment", ["in the middle", "at the end"])
+PLAN = Plan(Granularity(6, 32))
+CHANGES = {
+    "add": lambda folder, engine, encoder, more: open_and_change(folder, encoder, add=more),
+    "delete": lambda folder, engine, encoder, more: open_and_change(folder, encoder, ["d1", "d4"]),
+    "replace": lambda folder, engine, encoder, more: open_and_change(folder, encoder, ["d1", "d2"], more),
+    "overwrite": lambda folder, engine, encoder, more: Index.build(
+        folder, engine, PLAN, encoder, more, overwrite=True
+    ).close(),
+}
+
+
+def open_and_change(folder: Path, encoder: GridEncoder, delete=(), add: Corpus | None = None) -> None:
+    with Index.open(folder, encoder) as index:
+        index.change(delete, add)
+
+
+def state(folder: Path, encoder: GridEncoder) -> tuple[int, list[list[tuple[str, str]]]]:
+    with Index.open(folder, encoder) as index:
+        found = index.search(QUERIES, 40, {"year": [1990, 1991, 1992]})
+        assert [[hit.id for hit in hits] for hits in found] == ids(index, 40), "filters find the same documents"
+        return len(index), [[(hit.id, hit.text) for hit in hits] for hits in found]
+
+
+@pytest.fixture
+def built(tmp_path, encoder, sentences):
+    """A function that copies an index of ten documents."""
+
+    def copy(engine: str, folder: str = "index") -> Path:
+        source = tmp_path / f"{engine}-source"
+        if not source.is_dir():
+            first = Corpus([write(tmp_path / "first.jsonl", sentences[:10])])
+            Index.build(source, engine, PLAN, encoder, first).close()
+        return shutil.copytree(source, tmp_path / folder)
+
+    return copy
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("engine", INSTALLED)
-def test_an_interrupted_addition_leaves_nothing_behind(tmp_path, encoder, sentences, engine, moment, monkeypatch):
-    plan, target = Plan(Granularity(6, 32)), (tmp_path / "index", engine)
-    Index.build(*target, plan, encoder, Corpus([write(tmp_path / "first.jsonl", sentences[:20])])).close()
-    with Index.open(target[0], encoder) as index, monkeypatch.context() as patch, pytest.raises(Killed):
-        stop_at(patch, engine, moment)
-        index.add(Corpus([write(tmp_path / "more.jsonl", sentences[20:], 20)]))
-    with Index.open(target[0], encoder) as index:
-        with pytest.raises(ValueError, match="is not finished"):
-            index.search(QUERIES)
-        assert index.add(Corpus([write(tmp_path / "fewer.jsonl", sentences[20:30], 20)])) == 10
-        assert len(index) == 30 and ids(index) == nearest(encoder, sentences[:30], plan)
+def test_a_killed_change_takes_place_whole_or_not_at_all(
+    tmp_path, encoder, sentences, built, engine, change, monkeypatch
+):
+    """It is killed at every write. Documents d1 and d2 come again with other texts."""
+    rows = ([1, 2] if change in ("replace", "overwrite") else []) + list(range(10, 20))
+    lines = [{"id": f"d{row}", "text": sentences[row + 20], "year": 1990, "tags": []} for row in rows]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = Corpus([str(tmp_path / "more.jsonl")])
+    later = Corpus([write(tmp_path / "later.jsonl", sentences[:1], 99)])
+    CHANGES[change](done := built(engine, "done"), engine, encoder, more)
+    before, after = state(built(engine, "before"), encoder), state(done, encoder)
+    assert before != after
+    found, ended = [], False
+    while not ended:
+        folder = built(engine, f"killed-{len(found)}")
+        with monkeypatch.context() as patch:
+            kill_at(patch, len(found) + 1)
+            try:
+                CHANGES[change](folder, engine, encoder, more)
+                ended = True
+            except Killed:
+                pass
+        now = state(folder, encoder)
+        assert now in (before, after)
+        found.append(now == after)
+        open_and_change(folder, encoder, add=later)
+        assert (
+            read_manifest(folder)["finished"] and state(folder, encoder)[0] == (after if found[-1] else before)[0] + 1
+        )
+        names = {path.name for path in (folder / read_manifest(folder)["data"]).iterdir()} - {"index.json"}
+        assert names == {path.name for path in (done / read_manifest(done)["data"]).iterdir()} - {"index.json"}
+    assert found == sorted(found) and len(found) > 3
+
+
+BAD_ROWS = {
+    "the id 'd3' is that of an earlier document": {"id": "d3"},
+    "the id 'n0' is that of an earlier document": {"id": "n0"},
+    "the document has no text": {"text": " "},
+    "the document has no id": {"id": None},
+    "column 'year' of the index is integer: 'new' is not a number": {"year": "new"},
+}
+
+
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_a_refused_change_changes_nothing(tmp_path, encoder, sentences, built, engine):
+    folder = built(engine)
+    before, manifest = state(folder, encoder), (folder / "index.json").read_bytes()
+    for reason, bad in BAD_ROWS.items():
+        good = [{"id": f"n{row}", "text": text, "year": 1990, "tags": []} for row, text in enumerate(sentences[:9])]
+        file = tmp_path / "bad.jsonl"
+        # A file of one type per column, as readers of tables need it.
+        file.write_text("".join(json.dumps({**row, **bad} if row is good[-1] else row) + "\n" for row in good))
+        for delete in ([], ["d5"]):
+            with pytest.raises(ValueError, match=reason):
+                open_and_change(folder, encoder, delete, Corpus([str(file)]))
+    with pytest.raises(ValueError, match="has no document 'd99'"):
+        open_and_change(folder, encoder, ["d1", "d99"])
+    assert (folder / "index.json").read_bytes() == manifest and state(folder, encoder) == before
 
 
 @pytest.mark.parametrize("engine", INSTALLED)
@@ -193,15 +284,34 @@ def test_repeated_ids_are_refused(tmp_path, encoder, sentences, engine, first):
         Index.build(tmp_path / "index", engine, Plan(Granularity(6, 32)), encoder, Corpus(files))
 
 
-def test_a_finished_build_is_not_built_again(tmp_path, encoder, corpus, engine, monkeypatch):
-    target, plan = (tmp_path / "index", engine), Plan(Granularity(6, 32))
-    Index.build(*target, plan, encoder, corpus).close()
-    monkeypatch.setattr(module, "embedded", None)
-    Index.build(*target, plan, encoder, corpus).close()
-    with pytest.raises(ValueError, match="holds an index with another plan; choose another folder"):
-        Index.build(*target, replace(plan, query_layer=4), encoder, corpus)
-    with pytest.raises(ValueError, match="holds an index with another engine"):
-        Index.build(target[0], INSTALLED[-1], plan, encoder, corpus)
+def test_a_build_is_run_again(tmp_path, encoder, corpus, sentences, engine, monkeypatch):
+    """The same documents are not embedded again; others, or another plan, are refused without `overwrite`."""
+    folder, plan = tmp_path / "index", Plan(Granularity(6, 32))
+    Index.build(folder, engine, plan, encoder, corpus).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "embedded", None)
+        Index.build(folder, engine, plan, encoder, corpus).close()
+    other = INSTALLED[-1]
+    fewer, edited = Corpus([write(tmp_path / "fewer.jsonl", sentences[:20])]), sentences[:-1] + ["the last text"]
+    for store, its, rows, reason in (
+        (engine, replace(plan, query_layer=4), corpus, "an index with another plan: "),
+        (other, plan, corpus, "an index with another engine: "),
+        (engine, plan, fewer, "an index of other documents: --overwrite it, or add the new ones with `m3bert index "),
+        (engine, plan, Corpus([write(tmp_path / "edited.jsonl", edited)]), "an index of other documents: "),
+    ):
+        with pytest.raises(ValueError, match=f"index holds {reason}"):
+            Index.build(folder, store, its, encoder, rows)
+    with Index.open(folder, encoder) as old:
+        with Index.build(folder, other, PLANS[2], encoder, fewer, overwrite=True) as index:
+            assert ids(index) == nearest(encoder, sentences[:20], PLANS[2])
+        with pytest.raises(ValueError, match="was replaced: open it again"):
+            old.search(QUERIES)
+    more = Corpus([write(tmp_path / "more.jsonl", sentences[20:], 20)])
+    open_and_change(folder, encoder, add=more)
+    Index.build(folder, other, PLANS[2], encoder, corpus).close()  # which are these documents
+    open_and_change(folder, encoder, ["d3"])
+    with pytest.raises(ValueError, match="other documents"):
+        Index.build(folder, other, PLANS[2], encoder, corpus)
 
 
 def test_another_model_is_refused(tmp_path, encoder, corpus, engine, tiny_model):

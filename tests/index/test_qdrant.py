@@ -83,7 +83,7 @@ def test_a_server_finds_the_nearest(tmp_path, url, collection, filled, text, kin
     check_exact(layout, collection, again.search(collection.queries, 10), 10, kept)
     sea = [row for row in kept if collection.metadata(row)["topic"] == "the sea's"]
     check_exact(layout, collection, again.search(collection.queries, 10, {"topic": ["the sea's"]}), 10, sea)
-    assert again.known(["id-0", "id-1"]) == {"id-1"} and len(again) == len(kept)
+    assert again.keys_of(["id-0", "id-1"]) == {"id-1": 1} and again.count() == len(kept)
     again.truncate(100)
     early = [row for row in kept if row < 100]
     check_exact(layout, collection, again.search(collection.queries, 10), 10, early)

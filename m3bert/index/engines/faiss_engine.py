@@ -12,7 +12,7 @@ import torch
 from ...encode.codes import CODES, FLOAT
 from ...encode.coding import Coder, PackedIndex, faiss_index
 from ...encode.durable import replacing, writing
-from ..engine import Batch, Engine, Hit, Layout, Where, rescored
+from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
 from .store import Store
 
 
@@ -34,7 +34,7 @@ class FaissEngine(Engine):
 
     A search maps the file into memory; a change reads it, and writes it anew. Deleting fills the index again from the
     vectors of the store: faiss cannot remove from a graph or an `IndexRefine`. Clusters stay those of the first build.
-    With a filter, the documents that pass are compared one by one, for every kind.
+    With a filter, and while a change takes place, the documents that pass are compared one by one, for every kind.
     """
 
     name = "faiss"
@@ -42,6 +42,7 @@ class FaissEngine(Engine):
     codes = tuple(CODES)
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
+    files = ("index.faiss*", "documents.sqlite*", "vectors")
 
     def __init__(self, folder: Path, layout: Layout):
         super().__init__(folder, layout)
@@ -50,20 +51,21 @@ class FaissEngine(Engine):
         self._refine = layout.second
         if layout.first.symmetric or self._refine is None or self._refine.code != FLOAT:
             self._refine = None
-        self._index = self._read(self._faiss.IO_FLAG_MMAP_IFC)
+        self._index, self._mapped = None, None
+        self._map()
         self.store = Store(folder, layout)
 
     def close(self) -> None:
         self._index = None
         self.store.close()
 
-    def __len__(self) -> int:
-        return len(self.store)
+    def count(self, committed: Committed | None = None) -> int:
+        return len(self.store.keys_where({}, committed))
 
     def truncate(self, first: int) -> None:
         if first == 0:
-            self._index = None
             self._file.unlink(missing_ok=True)
+            self._map()
         elif (index := self._read()) is not None:
             self._remove(index, self._keys(index)[self._keys(index) >= first])
         self.store.truncate(first)
@@ -79,17 +81,21 @@ class FaissEngine(Engine):
             self._fill(index, keys)
             self._save(index)
 
-    def delete(self, ids: Sequence[str]) -> None:
-        keys = np.array(list(self.store.keys_of(ids).values()), dtype=np.int64)
-        self._remove(self._read(), keys)
-        self.store.delete(keys)
+    def delete(self, keys: Sequence[int]) -> None:
+        if keys:
+            self._remove(self._read(), np.array(keys, dtype=np.int64))
+            self.store.delete(keys)
 
-    def known(self, ids: Sequence[str]) -> set[str]:
-        return set(self.store.keys_of(ids))
+    def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
+        return self.store.keys_of(ids)
 
-    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: torch.Tensor, k: int, where: Where | None = None, committed: Committed | None = None
+    ) -> list[list[Hit]]:
         layout, count = self.layout, max(k, self.layout.shortlist or 0)
-        allowed = self.store.keys_where(where) if where else None
+        self._map()
+        filtered = where or (committed is not None and not self._has_only(committed))
+        allowed = self.store.keys_where(where or {}, committed) if filtered else None
         if self._index is None or not self._index.ntotal or (allowed is not None and not len(allowed)):
             return [[] for _ in queries]
         if allowed is not None:
@@ -134,6 +140,18 @@ class FaissEngine(Engine):
             return read(str(self._file), flags)
         except RuntimeError as error:
             raise ValueError(f"{self._file} is not an index of faiss: {str(error).splitlines()[0]}") from error
+
+    def _map(self) -> None:
+        """Map the file into memory, again if another process has replaced it."""
+        stat = self._file.stat() if self._file.is_file() else None
+        mapped = None if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if mapped != self._mapped:
+            self._index, self._mapped = None, mapped
+            self._index = self._read(self._faiss.IO_FLAG_MMAP_IFC)
+
+    def _has_only(self, committed: Committed) -> bool:
+        """Whether the index is that from before a change."""
+        return self._index is not None and not committed.removed and (self._keys(self._index) < committed.end).all()
 
     def _keys(self, index: Any) -> np.ndarray:
         return self._faiss.vector_to_array(index.id_map)
@@ -190,13 +208,13 @@ class FaissEngine(Engine):
 
     def _save(self, index: Any) -> None:
         """Replace the file, all or nothing."""
-        faiss, self._index = self._faiss, None  # which is mapped
+        faiss, self._index, self._mapped = self._faiss, None, None
         write = faiss.write_index_binary if self.layout.first.symmetric else faiss.write_index
         place = f"The index {self.folder}"
         with writing(place), replacing(self._file) as draft, draft.open("wb") as opened:
             # Not by the name of the file: faiss would not see a disk that is full at the last bytes.
             write(index, faiss.PyCallbackIOWriter(opened.write))
-        self._index = self._read(faiss.IO_FLAG_MMAP_IFC)
+        self._map()
 
 
 def k_factor(shortlist: int, k: int) -> float:

@@ -16,7 +16,7 @@ import torch
 from ...encode.codes import CODES, FLOAT, bytes_per_vector, stored_bits
 from ...encode.coding import Coder
 from ...encode.durable import writing
-from ..engine import Batch, Engine, Hit, Layout, Where, rescored
+from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
 
 
 TABLE = "documents"
@@ -48,6 +48,7 @@ class LanceDBEngine(Engine):
     codes = (FLOAT, "float16", "binary", *(name for name in CODES if name.startswith("qama-")))
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
+    files = ("lancedb",)
 
     def __init__(self, folder: Path, layout: Layout):
         super().__init__(folder, layout)
@@ -71,8 +72,8 @@ class LanceDBEngine(Engine):
     def close(self) -> None:
         self._table = None
 
-    def __len__(self) -> int:
-        return self._table.count_rows()
+    def count(self, committed: Committed | None = None) -> int:
+        return self._table.count_rows(passing(None, committed))
 
     def truncate(self, first: int) -> None:
         with writing(str(self._place)):
@@ -93,20 +94,26 @@ class LanceDBEngine(Engine):
                 self._table.create_index("first", config=kind(distance_type=self._metric))
             self._tidy()
 
-    def delete(self, ids: Sequence[str]) -> None:
-        with writing(str(self._place)):
-            self._table.delete(condition({"id": ids}))
-            self._tidy()
+    def delete(self, keys: Sequence[int]) -> None:
+        if keys:
+            with writing(str(self._place)):
+                self._table.delete(condition({"key": keys}))
+                self._tidy()
 
-    def known(self, ids: Sequence[str]) -> set[str]:
-        return set(self._table.search().where(condition({"id": ids})).select(["id"]).to_arrow()["id"].to_pylist())
+    def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
+        if not ids:
+            return {}
+        rows = self._table.search().where(condition({"id": ids})).select(["id", "key"]).to_arrow()
+        return dict(zip(rows["id"].to_pylist(), rows["key"].to_pylist(), strict=True))
 
-    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
-        first = self.layout.first
+    def search(
+        self, queries: torch.Tensor, k: int, where: Where | None = None, committed: Committed | None = None
+    ) -> list[list[Hit]]:
+        first, allowed = self.layout.first, passing(where, committed)
         vectors = first.pack(queries) if first.symmetric else first.float_queries(queries).numpy()
-        return [self._nearest(query, vector, k, where) for query, vector in zip(queries, vectors, strict=True)]
+        return [self._nearest(query, vector, k, allowed) for query, vector in zip(queries, vectors, strict=True)]
 
-    def _nearest(self, query: torch.Tensor, vector: np.ndarray, k: int, where: Where | None) -> list[Hit]:
+    def _nearest(self, query: torch.Tensor, vector: np.ndarray, k: int, allowed: str | None) -> list[Hit]:
         layout, first = self.layout, self.layout.first
         length = 2 * k + 50 if self._rounds else max(k, layout.shortlist or 0)
         search = self._table.search(vector, vector_column_name="first").distance_type(self._metric).limit(length)
@@ -114,8 +121,8 @@ class LanceDBEngine(Engine):
             search = search.nprobes(PROBES)
         if layout.kind == "hnsw":
             search = search.ef(max(CANDIDATES, 4 * length)).refine_factor(2)
-        if where:
-            search = search.where(condition({f"metadata.`{_quoted(name)}`": values for name, values in where.items()}))
+        if allowed:
+            search = search.where(allowed)
         names = [name for name in self._schema.names if name not in layout.coders or name == self._rescorer]
         rows = search.select([*names, "_distance"]).to_arrow()
         distances = rows["_distance"].to_numpy()
@@ -169,6 +176,15 @@ def table_schema(layout: Layout) -> pa.Schema:
         none = np.empty((0, bytes_per_vector(coder.code, coder.dim)), dtype=np.uint8)
         fields.append((name, _vectors(coder, none).type))
     return pa.schema(fields)
+
+
+def passing(where: Where | None, committed: Committed | None) -> str | None:
+    """The condition for documents with certain metadata that belong to the index; `None` if all do."""
+    parts = [condition({f"metadata.`{_quoted(name)}`": values}) for name, values in (where or {}).items()]
+    if committed is not None:
+        parts.append(f"key < {committed.end}")
+        parts += [f"NOT {condition({'key': committed.removed})}"] if committed.removed else []
+    return " AND ".join(parts) or None
 
 
 def condition(where: Where) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...encode.codes import FLOAT
-from ..engine import Batch, Engine, Hit, Layout, Where
+from ..engine import Batch, Committed, Engine, Hit, Layout, Where
 
 
 POINTS_AT_ONCE = 128  # in one request; a server takes 32 MB
@@ -48,6 +48,7 @@ class QdrantEngine(Engine):
     codes = (FLOAT, "float16", "int8", "binary")
     second_codes = (FLOAT,)
     kinds = ("flat", "hnsw")
+    files = ("qdrant",)
 
     def __init__(self, folder: Path, layout: Layout):
         super().__init__(folder, layout)
@@ -70,9 +71,14 @@ class QdrantEngine(Engine):
     def close(self) -> None:
         self._client.close()
 
-    def __len__(self) -> int:
+    def destroy(self) -> None:
         with self._reported():
-            return self._client.count(self._collection).count
+            self._client.delete_collection(self._collection)
+        super().destroy()
+
+    def count(self, committed: Committed | None = None) -> int:
+        with self._reported():
+            return self._client.count(self._collection, matching(self._models, {}, committed)).count
 
     def truncate(self, first: int) -> None:
         with self._reported():
@@ -112,25 +118,30 @@ class QdrantEngine(Engine):
             for row, (key, document) in enumerate(zip(batch.keys.tolist(), batch.documents, strict=True))
         ]
 
-    def delete(self, ids: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[int]) -> None:
+        if keys:
+            points = self._models.HasIdCondition(has_id=list(keys))
+            with self._reported():
+                self._client.delete(self._collection, self._models.Filter(must=[points]), wait=True)
+
+    def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
+        if not ids:
+            return {}
+        models = self._models
+        known = models.Filter(must=[models.FieldCondition(key="id", match=models.MatchAny(any=list(ids)))])
         with self._reported():
-            self._client.delete(self._collection, self._any_of(ids), wait=True)
+            # An interrupted change may have stored an id twice.
+            points, _ = self._client.scroll(self._collection, known, limit=2 * len(ids), with_payload=["id"])
+        return {point.payload["id"]: point.id for point in points}
 
-    def known(self, ids: Sequence[str]) -> set[str]:
-        with self._reported():
-            points, _ = self._client.scroll(self._collection, self._any_of(ids), limit=len(ids), with_payload=["id"])
-        return {point.payload["id"] for point in points}
-
-    def _any_of(self, ids: Sequence[str]) -> Any:
-        condition = self._models.FieldCondition(key="id", match=self._models.MatchAny(any=list(ids)))
-        return self._models.Filter(must=[condition])
-
-    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: torch.Tensor, k: int, where: Where | None = None, committed: Committed | None = None
+    ) -> list[list[Hit]]:
         layout = self.layout
         first, final = layout.first.queries(queries), None
         if layout.rescorer is not None:
             final = layout.coders[layout.rescorer].float_queries(queries)
-        passing = matching(self._models, where) if where else None
+        passing = matching(self._models, where or {}, committed)
         # Without a shortlist, bits are compared as 1 and -1.
         scale = layout.first.dim if final is None and layout.first.symmetric else 1
         hits = []
@@ -211,17 +222,19 @@ def column_path(column: str) -> str:
     return f"metadata.{column}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column) else f'metadata."{column}"'
 
 
-def matching(models: Any, where: Where) -> Any:
-    """The filter for documents with certain metadata."""
+def matching(models: Any, where: Where, committed: Committed | None) -> Any:
+    """The filter for documents with certain metadata that belong to the index."""
 
     def condition(path: str, value: Any) -> Any:
         if isinstance(value, str | bool):
             return models.FieldCondition(key=path, match=models.MatchValue(value=value))
         return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))  # MatchValue takes no floats
 
-    return models.Filter(
-        must=[
-            models.Filter(should=[condition(column_path(column), value) for value in values])
-            for column, values in where.items()
-        ]
-    )
+    must = [
+        models.Filter(should=[condition(column_path(column), value) for value in values])
+        for column, values in where.items()
+    ]
+    if committed is None:
+        return models.Filter(must=must) if must else None
+    must.append(models.FieldCondition(key="key", range=models.Range(lt=committed.end)))
+    return models.Filter(must=must, must_not=[models.HasIdCondition(has_id=list(committed.removed))])

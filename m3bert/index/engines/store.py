@@ -14,10 +14,18 @@ import numpy as np
 
 from ...encode.codes import bytes_per_vector
 from ...encode.durable import writing
-from ..engine import Batch, Layout, Where
+from ..engine import Batch, Committed, Layout, Where
 
 
-TABLE = "CREATE TABLE IF NOT EXISTS documents (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text, metadata)"
+TABLE = "CREATE TABLE IF NOT EXISTS documents (key INTEGER PRIMARY KEY, id TEXT NOT NULL, text, metadata)"
+# A change stores a document beside the one of the same id that it replaces, which older tables do not allow.
+REPLACE_TABLE = (
+    "ALTER TABLE documents RENAME TO older",
+    TABLE,
+    "INSERT INTO documents SELECT * FROM older",
+    "DROP TABLE older",
+)
+INDEX = "CREATE INDEX IF NOT EXISTS ids ON documents (id)"
 AT_ONCE = 500  # values in one statement; SQLite allows at least 999
 
 
@@ -44,9 +52,6 @@ class Store:
     def close(self) -> None:
         self._connection.close()
 
-    def __len__(self) -> int:
-        return self._connection.execute("SELECT count(*) FROM documents").fetchone()[0]
-
     def add(self, batch: Batch) -> None:
         """Store documents. Vectors that a killed process left behind the first key are overwritten."""
         vectors = self.folder / "vectors"
@@ -60,6 +65,10 @@ class Store:
                     os.fsync(opened.fileno())
         rows = ((row.id, row.text, json.dumps(row.metadata, ensure_ascii=False)) for row in batch.documents)
         with self._transaction() as transaction:
+            transaction.execute("BEGIN")
+            (table,) = transaction.execute("SELECT sql FROM sqlite_master WHERE name = 'documents'").fetchone()
+            for statement in (*(REPLACE_TABLE if "UNIQUE" in table else ()), INDEX):
+                transaction.execute(statement)
             transaction.executemany(
                 "INSERT INTO documents VALUES (?, ?, ?, ?)",
                 ((key, *row) for key, row in zip(batch.keys.tolist(), rows, strict=True)),
@@ -70,10 +79,10 @@ class Store:
         with self._transaction() as transaction:
             transaction.execute("DELETE FROM documents WHERE key >= ?", (first,))
 
-    def delete(self, keys: np.ndarray) -> None:
+    def delete(self, keys: Sequence[int]) -> None:
         """Remove documents."""
         with self._transaction() as transaction:
-            transaction.executemany("DELETE FROM documents WHERE key = ?", [(key,) for key in keys.tolist()])
+            transaction.executemany("DELETE FROM documents WHERE key = ?", [(key,) for key in keys])
 
     def keys(self, first: int = 0) -> np.ndarray:
         """Keys of the documents from `first` on, in ascending order."""
@@ -84,9 +93,9 @@ class Store:
         """Id -> key, of the ids that are stored."""
         return dict(self._select("id, key", "id", ids))
 
-    def keys_where(self, where: Where) -> np.ndarray:
-        """Keys of the documents with certain metadata, in ascending order."""
-        conditions, values = [], []
+    def keys_where(self, where: Where, committed: Committed | None = None) -> np.ndarray:
+        """Keys of the documents with certain metadata that belong to the index, in ascending order."""
+        conditions, values = ["key < ?"], [committed.end if committed else 2**63 - 1]
         for column, wanted in where.items():
             marks = ", ".join("?" * len(wanted))  # not metadata ->> '$."name"': such a path has no quotes in names
             conditions.append(f"EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value IN ({marks}))")
@@ -94,7 +103,8 @@ class Store:
         rows = self._connection.execute(
             f"SELECT key FROM documents WHERE {' AND '.join(conditions)} ORDER BY key", values
         )
-        return np.fromiter((key for (key,) in rows), dtype=np.int64)
+        found = np.fromiter((key for (key,) in rows), dtype=np.int64)
+        return found if committed is None else np.setdiff1d(found, committed.removed)
 
     def documents(self, keys: np.ndarray) -> dict[int, tuple[str, str, dict[str, Any]]]:
         """Key -> id, text and metadata."""

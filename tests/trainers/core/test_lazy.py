@@ -13,12 +13,12 @@ import pytest
 from torch import nn
 
 import m3bert.evaluation
+import m3bert.index
 from m3bert import trainers
-from m3bert.encode.lazy import face
 from tests.trainers.tiny_run import ROOT
 
 
-PACKAGES = [trainers, m3bert.evaluation]
+PACKAGES = [trainers, m3bert.evaluation, m3bert.index]
 
 
 def seen_by_type_checkers(package) -> dict[str, str]:
@@ -71,14 +71,3 @@ def test_importing_a_face_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
-
-
-def test_a_face_is_read_from_its_file(tmp_path):
-    file = tmp_path / "__init__.py"
-    file.write_text(
-        "if TYPE_CHECKING:\n    from .parts.one import First as First\n    from ..two import b as Second\n"
-    )
-    get, list_names, names = face("package.inner", str(file))
-    assert names == list_names() == ["First", "Second"]
-    with pytest.raises(AttributeError, match="module 'package.inner' has no attribute 'Third'"):
-        get("Third")
