@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
 import json
 import re
 import shutil
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from huggingface_hub import create_branch, create_repo, upload_folder
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -32,6 +36,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.hub import cached_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
 
 if TYPE_CHECKING:
@@ -42,14 +47,20 @@ else:
 EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
+SIZE = ("output_layer", "output_dim")
 # Lists of a config with one entry per layer.
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
+# All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
+HEADS = (
+    *("CausalLM", "MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining", "QuestionAnswering"),
+    *("SequenceClassification", "TokenClassification"),
+)
 AUTO_CLASSES = {
     "AutoConfig": "ElasticConfig",
     "AutoModel": "ElasticModel",
-    "AutoModelForMaskedLM": "ElasticForMaskedLM",
-    "AutoModelForSequenceClassification": "ElasticForSequenceClassification",
-    "AutoModelForTokenClassification": "ElasticForTokenClassification",
+    "AutoModelForTextEncoding": "ElasticModel",
+    **{f"AutoModelFor{head}": f"ElasticFor{head}" for head in HEADS},
 }
 FOLDER = r"[\w-][\w.-]*/?"  # name of a module's folder, which does not lead out of the repository
 # Files of sentence-transformers at the root of a repository, under all names that it has had.
@@ -284,11 +295,13 @@ class Exit(nn.Module):
 
     def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
         """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`."""
+        x = x.to(self.weight.device)
         if static is None:
             return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
         # The static vector is the same for all tokens of a text, so it is mapped once.
         of_state, of_static = self.joint["weight"][:dim].split(x.shape[-1], dim=1)
-        return nn.functional.linear(x, of_state) + nn.functional.linear(static, of_static, self.joint["bias"][:dim])
+        mapped = nn.functional.linear(static.to(x.device), of_static, self.joint["bias"][:dim])
+        return nn.functional.linear(x, of_state) + mapped
 
 
 class ElasticParts(nn.Module):
@@ -437,8 +450,8 @@ class ElasticMixin(_Model):
             kwargs: As in the library, such as `dtype` and `revision`. The weights are read from safetensors only.
 
         Raises:
-            ValueError: if the size is not legal, a tensor of the encoder is missing, or the file of exits and table
-                does not belong to these weights.
+            ValueError: if the size is not legal, a tensor of the encoder is missing, the file of exits and table does
+                not belong to these weights, or an adapter was trained at another size.
         """
         name, hub = pretrained_model_name_or_path, {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
         if isinstance(config, PretrainedConfig):
@@ -447,8 +460,12 @@ class ElasticMixin(_Model):
             kind = ElasticConfig if cls in _NATIVE else cls.config_class
             config, kwargs = kind.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
             kwargs |= hub
+        adapter = {key: hub[key] for key in ("cache_dir", "local_files_only") if key in hub}
+        adapter |= kwargs.pop("adapter_kwargs", None) or {}
+        adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
+        trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
         for option, value in (("output_layer", output_layer), ("output_dim", output_dim)):
-            if value is not None:
+            if (value := trained.get(option) if value is None else value) is not None:
                 setattr(config, option, value)
         depth, _ = resolve_size(config)
         spec = Elasticity.of(config)
@@ -474,9 +491,39 @@ class ElasticMixin(_Model):
             encoder._compact(config._runs, depth)
         for part in (model, encoder):
             part.config.__dict__.pop("_runs", None)
-        encoder._read_parts(name, spec, depth if cut else None, hub)
+        encoder._read_parts(name, spec, depth if cut else None, hub, kwargs.get("variant"), main_device(model))
         encoder._is_loaded = True
+        late = model.__dict__.pop("_late_adapter", None)
+        if late is None and adapter_path is not None:
+            late = (adapter_path,), {"adapter_kwargs": adapter}
+        if late is not None:
+            model.load_adapter(*late[0], **late[1])
         return (model, info) if output_loading_info else model
+
+    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """As in the library.
+
+        Raises:
+            ValueError: if the adapter was trained at another size, or on another source."""
+        if "_runs" in self.config.__dict__:  # the layers have other numbers while they are loaded
+            self._late_adapter = args, kwargs
+            return _NothingLoaded()
+        found = super().load_adapter(*args, **kwargs)
+        name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
+        trained, mine = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()
+        wrong = [key for key, its in trained.items() if None not in (its, mine[key]) and its != mine[key]]
+        if wrong:
+            self.delete_adapter(name)
+            said = "; ".join(f"{key}={trained[key]!r}, and the model has {mine[key]!r}" for key in wrong)
+            raise ValueError(f"The adapter was trained for {said}: load it with the model that it was trained for.")
+        return found
+
+    def _adapted_size(self) -> dict[str, Any]:
+        """What an adapter of this model is for: the depth, the dims, and the digest of the source's weights."""
+        config = self.base_model.config
+        layer, dim = resolve_size(config)
+        source = (Elasticity.of(config).fit or {}).get("source_sha256")
+        return {"output_layer": layer, "output_dim": dim, "source": source}
 
     def save_pretrained(
         self,
@@ -490,13 +537,43 @@ class ElasticMixin(_Model):
     ) -> None:
         """
         Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, with its exits, paths and table, this
-        code, and the settings of sentence-transformers that it was loaded with. A size gives the same vectors when it
-        is loaded again. The static table is saved in float16 unless `exact=True`, with which training resumes exactly.
+        code, and, of an encoder, the settings of sentence-transformers that it was loaded with. A size gives the same
+        vectors when it is loaded again. The static table is saved in float16 unless `exact=True`, with which training
+        resumes exactly. Of a model with an adapter, the adapter alone is saved, with the size that it was trained at.
         """
+        folder = Path(save_directory)
         if push_to_hub:
-            hub = {key: kwargs[key] for key in ("token", "private", "revision") if key in kwargs}
-            self.push_to_hub(kwargs.get("repo_id", str(save_directory)), **hub)
+            hub = {key: kwargs.pop(key) for key in PUSH_OPTIONS if key in kwargs}
+            before = times_of(folder)
+            self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
+            if is_main_process:
+                written = [name for name, time in times_of(folder).items() if before.get(name) != time]
+                upload(folder, written, **{"repo_id": folder.name, **hub})
             return
+        if self._hf_peft_config_loaded:
+            for name in self.active_adapters():
+                adapter, size = self.peft_config[name], self._adapted_size()
+                if type(self.base_model) not in _NATIVE:  # all layers of an m3BERT are for each of its sizes
+                    size = {key: its for key, its in size.items() if getattr(self.config, key, None) is not None}
+                adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
+            super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
+        else:
+            self._save_whole(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
+        # A converted encoder may leave its settings behind. What a head was trained on has no exit.
+        loaded = type(self.base_model) in _NATIVE or "_is_loaded" in self.base_model.__dict__
+        if is_main_process and loaded and self.base_model is self:
+            copy_settings(self.config, folder)
+
+    def _save_whole(
+        self,
+        folder: Path,
+        is_main_process: bool,
+        state_dict: dict[str, torch.Tensor] | None,
+        *args: Any,
+        exact: bool,
+        **kwargs: Any,
+    ) -> None:
+        """Save a model without an adapter, but for the settings of sentence-transformers."""
         encoder: Any = self.base_model
         prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
         tensors = self.state_dict() if state_dict is None else state_dict
@@ -509,15 +586,14 @@ class ElasticMixin(_Model):
             name = layer_list(encoder, depth)[0]
             numbers = elastic.get("source_layers", range(1, depth + 1))
             native = {_renumbered(key, name, numbers): its for key, its in native.items()}
-        super().save_pretrained(save_directory, is_main_process, native, *args, **kwargs)
+        super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
         if not is_main_process:
             return
-        folder = Path(save_directory)
+        variant = kwargs.get("variant")
         if depth == 0:  # the library writes no file then, and reads none without one
-            save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
-        write_parts(folder, {key.replace("table.weight", "table"): its for key, its in parts.items()}, exact=exact)
-        if not own_code or "_is_loaded" in encoder.__dict__:  # a converted encoder may leave its settings behind
-            copy_settings(config, folder)
+            save_file({}, folder / of_variant("model.safetensors", variant), metadata={"format": "pt"})
+        parts = {key.replace("table.weight", "table"): its for key, its in parts.items()}
+        write_parts(folder, parts, exact=exact, variant=variant)
         if elastic and not own_code:
             describe(folder, native=loads_natively)
 
@@ -794,33 +870,103 @@ class ElasticMixin(_Model):
             if its is not None and its is not config and getattr(its, "num_hidden_layers", None) == whole:
                 module.config = config
 
-    def _read_parts(self, name: Any, spec: Elasticity, depth: int | None, hub: Mapping[str, Any]) -> None:
-        """Read the exit of a depth, its refitted matrices and the static table, or those of all depths."""
+    def _read_parts(
+        self,
+        name: Any,
+        spec: Elasticity,
+        depth: int | None,
+        hub: Mapping[str, Any],
+        variant: str | None,
+        main: torch.device | None,
+    ) -> None:
+        """Read the exit of a depth, its refitted matrices and the static table, or those of all depths. Exits are put
+        where the last layer runs, and the table where token ids are; layers that are offloaded run on `main`."""
         if not spec.depths and not spec.exits:
             return
         wanted = [*spec.exits, *spec.depths] if depth is None else [depth]
-        folder = "/".join(part for part in (hub.get("subfolder", ""), EXTRAS_FOLDER) if part)
-        options = {key: value for key, value in hub.items() if key != "subfolder"}
-        file = cached_file(name, EXTRAS_FILE, subfolder=folder, _raise_exceptions_for_missing_entries=False, **options)
+        file = parts_file(name, hub, variant)
         tensors: dict[str, torch.Tensor] = {}
         if file is not None:
             try:
                 with safe_open(file, "pt") as stored:
-                    check_source(stored.metadata() or {}, name, hub)
+                    check_source(stored.metadata() or {}, name, hub, variant)
                     for key in stored.keys():  # not a mapping
                         kind, _, rest = key.partition(".")
                         if int(rest.partition(".")[0] or -1) in wanted if rest else {*wanted} & {*spec.table}:
                             tensors[key] = stored.get_tensor(key)
             except SafetensorError as error:
                 raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
-        what, is_cut = f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}", depth is not None
+        what, is_cut = f"{name}/{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}", depth is not None
         self._check_parts(tensors, spec.of_depths(wanted), what, is_cut=is_cut)
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
-        parts = ElasticParts.of({key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()})
+        main = like.device if main is None else main
+        runs = self.config.num_hidden_layers
+        last = next((its.device for its in layer_list(self, runs)[1][-1].parameters()), main) if runs else main
+        places = {True: main, False: main if last.type == "meta" else last}
+        parts = ElasticParts.of({key: its.to(places[key == "table"], like.dtype) for key, its in tensors.items()})
         if depth is not None and parts.refitted(depth):
-            self.load_state_dict(parts.refitted(depth), strict=False)
+            for key, its in parts.refitted(depth).items():
+                replace_weight(self, key, its.detach())
             parts.paths = nn.ModuleDict()
         self.elastic = parts.eval()
+
+
+class _NothingLoaded:
+    """What the library reports of an adapter that is loaded later."""
+
+    def to_dict(self) -> dict[str, list[str]]:
+        return {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+
+
+def main_device(model: Any) -> torch.device | None:
+    """The device that runs what is offloaded; `None` if the model was loaded without a `device_map`."""
+    if "hf_device_map" not in model.__dict__:
+        return None
+    places = [its for its in model.hf_device_map.values() if str(its) not in ("cpu", "disk")]
+    return torch.device(places[0] if places else "cpu")
+
+
+def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Put other values into a weight, or into where accelerate reads an offloaded one from."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    weight = module.get_parameter(leaf)
+    if not weight.is_meta:
+        weight.data.copy_(tensor)
+    elif "_hf_hook" in module.__dict__:
+        hook: Any = module._hf_hook
+        (stored,) = (its.weights_map for its in getattr(hook, "hooks", [hook]) if hasattr(its, "weights_map"))
+        stored.dataset.state_dict[stored.prefix + leaf] = tensor.cpu()
+
+
+def trained_size(adapter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The size that an adapter was trained at, as its config has it; empty if it does not say."""
+    file = find_adapter_config_file(adapter, **options)
+    values = {} if file is None else json.loads(Path(file).read_text("utf-8"))
+    return (values.get("auto_mapping") or {}).get("elastic", {})
+
+
+def times_of(folder: Path) -> dict[str, int]:
+    """When each file of a folder was written, in nanoseconds."""
+    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
+
+
+def upload(
+    folder: Path,
+    names: list[str],
+    repo_id: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: Any = None,
+    **commit: Any,
+) -> None:
+    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
+    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+    if revision is not None:
+        create_branch(repo_id, branch=revision, token=token, exist_ok=True)
+    upload_folder(
+        repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit
+    )
 
 
 def _for_new_weights(config: Any) -> Any:
@@ -843,18 +989,27 @@ def dtype_of(config: Any) -> torch.dtype:
     return getattr(torch, found.removeprefix("torch.")) if isinstance(found, str) else found
 
 
-def weight_files(name: Any, hub: Mapping[str, Any]) -> list[str]:
-    """The files of the weights of a folder or repository: one, or those that its index names."""
-    whole = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False, **hub)
+def of_variant(file: str, variant: str | None) -> str:
+    """The name of a file of weights in a variant, such as `model.fp16.safetensors`, as the library has it."""
+    start, _, end = file.rpartition(".")
+    return file if variant is None else f"{start}.{variant}.{end}"
+
+
+def weight_files(name: Any, hub: Mapping[str, Any], variant: str | None = None) -> list[str]:
+    """The files that the library reads the weights of a folder or repository from: one, or those that its index
+    names. Those of other variants are none of them."""
+    whole, index = (
+        cached_file(name, of_variant(file, variant), _raise_exceptions_for_missing_entries=False, **hub)
+        for file in ("model.safetensors", "model.safetensors.index.json")
+    )
     if whole is not None:
         return [whole]
-    index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False, **hub)
     shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
     return [cached_file(name, shard, **hub) for shard in sorted(shards)]
 
 
 def fingerprint_of(files: Iterable[str | Path]) -> str:
-    """Digest of the names, types and shapes of all tensors in files, and of the first row of each."""
+    """Digest of the names, types and shapes of all tensors in files, and of the first 64 values of each."""
     digest = sha256()
     for file in files:
         with safe_open(file, "pt") as tensors:
@@ -867,29 +1022,57 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def check_source(metadata: Mapping[str, str], name: Any, hub: Mapping[str, Any]) -> None:
+def check_source(
+    metadata: Mapping[str, str], name: Any, hub: Mapping[str, Any], variant: str | None = None
+) -> None:
     """Raise a ValueError if exits and table were made for other weights than those beside them."""
     made_for = metadata.get("weights")
-    if made_for is not None and made_for != fingerprint_of(weight_files(name, hub)):
+    if made_for is not None and made_for != fingerprint_of(weight_files(name, hub, variant)):
         raise ValueError(
             f"The weights of {name} have changed since its exits and table were fitted: fit them again (m3bert fit)."
         )
 
 
-def write_parts(folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False) -> None:
+def parts_file(name: Any, hub: Mapping[str, Any], variant: str | None = None) -> str | None:
+    """The file of exits, refitted matrices and table of a folder or repository; `None` if there is none."""
+    folder = "/".join(part for part in (hub.get("subfolder", ""), EXTRAS_FOLDER) if part)
+    options = {key: value for key, value in hub.items() if key != "subfolder"}
+    file = of_variant(EXTRAS_FILE, variant)
+    return cached_file(name, file, subfolder=folder, _raise_exceptions_for_missing_entries=False, **options)
+
+
+def plain_if_lost(config: Any, name: Any, options: Mapping[str, Any]) -> Any:
+    """The config of the source, with a warning, if the file of the exits that a config names is not there: so the
+    source's class saves it. A size has no such source."""
+    elastic = getattr(config, "elastic", None) or {}
+    hub = {key: options[key] for key in HUB_OPTIONS if key in options}
+    if not elastic.get("exits") or "source_layers" in elastic or parts_file(name, hub, options.get("variant")):
+        return config
+    warnings.warn(
+        f"{name} has no exits ({EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, options.get('variant'))}), so it is the plain "
+        "encoder, at its full size.",
+        stacklevel=2,
+    )
+    config = copy.deepcopy(config)
+    config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
+    return config
+
+
+def write_parts(
+    folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False, variant: str | None = None
+) -> None:
     """Write the file of the tensors of [`ElasticParts`] (the table is `table`) beside the weights that they were made
-    for, which are in the folder. Unless `exact`, the table becomes float16."""
-    file = folder / EXTRAS_FOLDER / EXTRAS_FILE
+    for, which are in the folder. Unless `exact`, the table becomes float16. Each variant of the weights has its own."""
+    file = folder / EXTRAS_FOLDER / of_variant(EXTRAS_FILE, variant)
     if not tensors:
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    files = sorted(folder.glob("model*.safetensors"))
     ready = {
         name: (its.half() if name == "table" and not exact else its).detach().cpu().contiguous()
         for name, its in tensors.items()
     }
-    save_file(ready, file, metadata={"format": "pt", "weights": fingerprint_of(files)})
+    save_file(ready, file, metadata={"format": "pt", "weights": fingerprint_of(weight_files(folder, {}, variant))})
 
 
 def describe(folder: Path, *, native: bool) -> None:
@@ -1022,7 +1205,7 @@ class ElasticConfig:
         cls, pretrained_model_name_or_path: Any, *, return_unused_kwargs: bool = False, **kwargs: Any
     ) -> Any:
         """As [`~transformers.AutoConfig.from_pretrained`]."""
-        name = pretrained_model_name_or_path
+        name, options = pretrained_model_name_or_path, kwargs
         values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs)
         elastic = values.get("elastic") or {}
         native = elastic.get("model_type", values.get("model_type"))
@@ -1031,6 +1214,7 @@ class ElasticConfig:
         kwargs = {key: its for key, its in kwargs.items() if key not in ("name_or_path", "trust_remote_code")}
         config, unused = kind.from_dict({**values, "model_type": native}, return_unused_kwargs=True, **kwargs)
         config.name_or_path = str(name)
+        config = plain_if_lost(config, name, options)
         return (config, unused) if return_unused_kwargs else config
 
 
@@ -1066,8 +1250,13 @@ class ElasticModel:
         """As [`~ElasticMixin.from_pretrained`]. Heads read the hidden state of the depth, without an exit."""
         if config is None:
             config, kwargs = ElasticConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
+        else:
+            config = plain_if_lost(config, name_or_path, kwargs)
         native, head = cls.native_class(config, name_or_path), cls.auto_class != "AutoModel"
         if getattr(config, "elastic", None) is None:
+            size, full = resolve_size(config, *(kwargs.pop(key, None) for key in SIZE)), resolve_size(config)
+            if size != full:
+                raise ValueError(f"{name_or_path} has one size, {full[0]} layers and {full[1]} dims, not {size}.")
             return native.from_pretrained(name_or_path, *args, config=config, **kwargs)
         if head and kwargs.get("output_dim") not in (None, config.hidden_size):
             raise ValueError(f"output_dim={kwargs['output_dim']}: the head of {native.__name__} reads all dims.")
@@ -1084,19 +1273,13 @@ class ElasticModel:
         return cls.native_class(config)._from_config(config, **kwargs)
 
 
-class ElasticForMaskedLM(ElasticModel):
-    """[`ElasticModel`] with the masked-LM head."""
+for _head in HEADS:
+    globals()[f"ElasticFor{_head}"] = type(
+        f"ElasticFor{_head}",
+        (ElasticModel,),
+        {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
+    )
 
-    auto_class = "AutoModelForMaskedLM"
-
-
-class ElasticForSequenceClassification(ElasticModel):
-    """[`ElasticModel`] with a head that classifies texts."""
-
-    auto_class = "AutoModelForSequenceClassification"
-
-
-class ElasticForTokenClassification(ElasticModel):
-    """[`ElasticModel`] with a head that classifies tokens."""
-
-    auto_class = "AutoModelForTokenClassification"
+# Remote code is no attribute of its package, where pickling libraries look for it: they would copy it into each pickle.
+if __package__:
+    setattr(importlib.import_module(__package__), __name__.rpartition(".")[2], sys.modules[__name__])
