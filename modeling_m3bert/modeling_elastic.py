@@ -460,7 +460,7 @@ class ElasticMixin(_Model):
             kind = ElasticConfig if cls in _NATIVE else cls.config_class
             config, kwargs = kind.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
             kwargs |= hub
-        adapter = {key: hub[key] for key in ("cache_dir", "local_files_only") if key in hub}
+        adapter: dict[str, Any] = {key: hub[key] for key in hub if key in ("cache_dir", "local_files_only")}
         adapter |= kwargs.pop("adapter_kwargs", None) or {}
         adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
         trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
@@ -585,6 +585,8 @@ class ElasticMixin(_Model):
         if not loads_natively and depth > 0:  # layers have the numbers of the source, which some encoders read
             name = layer_list(encoder, depth)[0]
             numbers = elastic.get("source_layers", range(1, depth + 1))
+            if "hf_device_map" in self.__dict__:
+                native = with_values(self, native)
             native = {_renumbered(key, name, numbers): its for key, its in native.items()}
         super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
         if not is_main_process:
@@ -926,17 +928,30 @@ def main_device(model: Any) -> torch.device | None:
     return torch.device(places[0] if places else "cpu")
 
 
+def offloaded(module: nn.Module) -> Any:
+    """What accelerate reads the offloaded weights of a module from: a mapping with their names."""
+    hook: Any = module._hf_hook
+    return next(its.weights_map for its in getattr(hook, "hooks", [hook]) if hasattr(its, "weights_map"))
+
+
 def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Put other values into a weight, or into where accelerate reads an offloaded one from."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
-    weight = module.get_parameter(leaf)
-    if not weight.is_meta:
-        weight.data.copy_(tensor)
-    elif "_hf_hook" in module.__dict__:
-        hook: Any = module._hf_hook
-        (stored,) = (its.weights_map for its in getattr(hook, "hooks", [hook]) if hasattr(its, "weights_map"))
+    if not module.get_parameter(leaf).is_meta:
+        module.get_parameter(leaf).data.copy_(tensor)
+    elif "_hf_hook" in module.__dict__:  # else the whole model has no values
+        stored = offloaded(module)
         stored.dataset.state_dict[stored.prefix + leaf] = tensor.cpu()
+
+
+def with_values(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a model, with the values of those that are offloaded."""
+    places = {name: name.rpartition(".") for name in tensors}
+    return {
+        name: offloaded(model.get_submodule(places[name][0]))[places[name][2]] if its.is_meta else its
+        for name, its in tensors.items()
+    }
 
 
 def trained_size(adapter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -964,9 +979,7 @@ def upload(
     repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
     if revision is not None:
         create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-    upload_folder(
-        repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit
-    )
+    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)
 
 
 def _for_new_weights(config: Any) -> Any:
@@ -1022,9 +1035,7 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def check_source(
-    metadata: Mapping[str, str], name: Any, hub: Mapping[str, Any], variant: str | None = None
-) -> None:
+def check_source(metadata: Mapping[str, str], name: Any, hub: Mapping[str, Any], variant: str | None = None) -> None:
     """Raise a ValueError if exits and table were made for other weights than those beside them."""
     made_for = metadata.get("weights")
     if made_for is not None and made_for != fingerprint_of(weight_files(name, hub, variant)):
@@ -1062,7 +1073,7 @@ def write_parts(
     folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False, variant: str | None = None
 ) -> None:
     """Write the file of the tensors of [`ElasticParts`] (the table is `table`) beside the weights that they were made
-    for, which are in the folder. Unless `exact`, the table becomes float16. Each variant of the weights has its own."""
+    for, which are in the folder. Unless `exact`, the table becomes float16. Each variant has a file of its own."""
     file = folder / EXTRAS_FOLDER / of_variant(EXTRAS_FILE, variant)
     if not tensors:
         file.unlink(missing_ok=True)
@@ -1280,6 +1291,6 @@ for _head in HEADS:
         {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
     )
 
-# Remote code is no attribute of its package, where pickling libraries look for it: they would copy it into each pickle.
+# Remote code is no attribute of its package, where dill looks for it by name, else it would pickle all of it.
 if __package__:
     setattr(importlib.import_module(__package__), __name__.rpartition(".")[2], sys.modules[__name__])
