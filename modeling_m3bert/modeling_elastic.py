@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
 import json
 import os
 import re
 import shutil
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from huggingface_hub import create_branch, create_repo, upload_folder
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -34,6 +38,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
+from transformers.utils.peft_utils import find_adapter_config_file
 
 
 if TYPE_CHECKING:
@@ -45,14 +50,20 @@ EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
 MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
+PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
+SIZE = ("output_layer", "output_dim")
 # Lists of a config with one entry per layer.
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
+# All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
+HEADS = (
+    *("CausalLM", "MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining", "QuestionAnswering"),
+    *("SequenceClassification", "TokenClassification"),
+)
 AUTO_CLASSES = {
     "AutoConfig": "ElasticConfig",
     "AutoModel": "ElasticModel",
-    "AutoModelForMaskedLM": "ElasticForMaskedLM",
-    "AutoModelForSequenceClassification": "ElasticForSequenceClassification",
-    "AutoModelForTokenClassification": "ElasticForTokenClassification",
+    "AutoModelForTextEncoding": "ElasticModel",
+    **{f"AutoModelFor{head}": f"ElasticFor{head}" for head in HEADS},
 }
 logger: Any = logging.get_logger(__name__)
 DYNAMIC_MODULES = "transformers_modules."  # package of remote code
@@ -407,11 +418,13 @@ class Exit(nn.Module):
 
     def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
         """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`."""
+        x = x.to(self.weight.device)
         if static is None:
             return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
         # The static vector is the same for all tokens of a text, so it is mapped once.
         of_state, of_static = self.joint["weight"][:dim].split(x.shape[-1], dim=1)
-        return nn.functional.linear(x, of_state) + nn.functional.linear(static, of_static, self.joint["bias"][:dim])
+        mapped = nn.functional.linear(static.to(x.device), of_static, self.joint["bias"][:dim])
+        return nn.functional.linear(x, of_state) + mapped
 
 
 class ElasticParts(nn.Module):
@@ -560,8 +573,8 @@ class ElasticMixin(_Model):
             kwargs: As in the library, such as `dtype` and `revision`. The weights are read from safetensors only.
 
         Raises:
-            ValueError: if the size is not legal, a tensor of the encoder is missing, or the file of exits and table
-                does not belong to these weights.
+            ValueError: if the size is not legal, a tensor of the encoder is missing, the file of exits and table does
+                not belong to these weights, or an adapter was trained at another size.
         """
         name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
         if isinstance(config, PretrainedConfig):
@@ -571,7 +584,13 @@ class ElasticMixin(_Model):
             config, kwargs = own.config(ElasticConfig if cls in _NATIVE else cls.config_class, kwargs)
         kwargs |= source.hub
         kwargs.pop("code_revision", None)
+        adapter = {key: source.hub[key] for key in ("cache_dir", "local_files_only") if key in source.hub}
+        adapter |= kwargs.pop("adapter_kwargs", None) or {}
+        adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
+        trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
         for option, value in (("output_layer", output_layer), ("output_dim", output_dim)):
+            if value is None and getattr(config, option, None) is None:
+                value = trained.get(option)
             if value is not None:
                 setattr(config, option, value)
         depth, _ = resolve_size(config)
@@ -598,9 +617,41 @@ class ElasticMixin(_Model):
             encoder._compact(config._runs, depth)
         for part in (model, encoder):
             part.config.__dict__.pop("_runs", None)
-        encoder._read_parts(source, spec, depth if cut else None, again=kwargs.get("force_download", False))
+        again, variant = kwargs.get("force_download", False), kwargs.get("variant")
+        encoder._read_parts(source, spec, depth if cut else None, again, variant, main_device(model))
         encoder.loaded_from = source.with_settings()
+        model.eval()
+        late = model.__dict__.pop("_late_adapter", None)
+        if late is None and adapter_path is not None:
+            late = (adapter_path,), {"adapter_kwargs": adapter}
+        if late is not None:
+            model.load_adapter(*late[0], **late[1])
         return (model, info) if output_loading_info else model
+
+    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """As in the library.
+
+        Raises:
+            ValueError: if the adapter was trained at another size, or on another source."""
+        if "_runs" in self.config.__dict__:  # the layers have other numbers while they are loaded
+            self._late_adapter = args, kwargs
+            return _NothingLoaded()
+        found = super().load_adapter(*args, **kwargs)
+        name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
+        trained, mine = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()
+        wrong = [key for key, its in trained.items() if None not in (its, mine[key]) and its != mine[key]]
+        if wrong:
+            self.delete_adapter(name)
+            said = "; ".join(f"{key}={trained[key]!r}, and the model has {mine[key]!r}" for key in wrong)
+            raise ValueError(f"The adapter was trained for {said}: load it with the model that it was trained for.")
+        return found
+
+    def _adapted_size(self) -> dict[str, Any]:
+        """What an adapter of this model is for: the depth, the dims, and the digest of the source's weights."""
+        config = self.base_model.config
+        layer, dim = resolve_size(config)
+        source = (Elasticity.of(config).fit or {}).get("source_sha256")
+        return {"output_layer": layer, "output_dim": dim, "source": source}
 
     def save_pretrained(
         self,
@@ -614,13 +665,42 @@ class ElasticMixin(_Model):
     ) -> None:
         """
         Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, with its exits, paths and table, this
-        code, and the settings of sentence-transformers that it was loaded with. A size gives the same vectors when it
-        is loaded again. The static table is saved in float16 unless `exact=True`, with which training resumes exactly.
+        code, and, of an encoder, the settings of sentence-transformers that it was loaded with. A size gives the same
+        vectors when it is loaded again. The static table is saved in float16 unless `exact=True`, with which training
+        resumes exactly. Of a model with an adapter, the adapter alone is saved, with the size that it was trained at.
         """
+        folder = Path(save_directory)
         if push_to_hub:
-            hub = {key: kwargs[key] for key in ("token", "private", "revision") if key in kwargs}
-            self.push_to_hub(kwargs.get("repo_id", str(save_directory)), **hub)
+            hub = {key: kwargs.pop(key) for key in PUSH_OPTIONS if key in kwargs}
+            before = times_of(folder)
+            self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
+            if is_main_process:
+                written = [name for name, time in times_of(folder).items() if before.get(name) != time]
+                upload(folder, written, **{"repo_id": folder.name, **hub})
             return
+        if self._hf_peft_config_loaded:
+            for name in self.active_adapters():
+                adapter, size = self.peft_config[name], self._adapted_size()
+                if type(self.base_model) not in _NATIVE:  # all layers of an m3BERT are for each of its sizes
+                    size = {key: its for key, its in size.items() if getattr(self.config, key, None) is not None}
+                adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
+            super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
+        else:
+            self._save_whole(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
+        encoder: Any = self.base_model
+        if is_main_process and (encoder is self or self.get_output_embeddings() is not None):
+            write_settings(encoder, folder)  # a classifier embeds nothing
+
+    def _save_whole(
+        self,
+        folder: Path,
+        is_main_process: bool,
+        state_dict: dict[str, torch.Tensor] | None,
+        *args: Any,
+        exact: bool,
+        **kwargs: Any,
+    ) -> None:
+        """Save a model without an adapter, but for the settings of sentence-transformers."""
         encoder: Any = self.base_model
         prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
         tensors = self.state_dict() if state_dict is None else state_dict
@@ -632,16 +712,17 @@ class ElasticMixin(_Model):
         if not loads_natively and depth > 0:  # layers have the numbers of the source, which some encoders read
             name = layer_list(encoder, depth)[0]
             numbers = elastic.get("source_layers", range(1, depth + 1))
+            if "hf_device_map" in self.__dict__:
+                native = with_values(self, native)
             native = {_renumbered(key, name, numbers): its for key, its in native.items()}
-        super().save_pretrained(save_directory, is_main_process, native, *args, **kwargs)
+        super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
         if not is_main_process:
             return
-        folder = Path(save_directory)
+        variant = kwargs.get("variant")
         if depth == 0:  # the library writes no file then, and reads none without one
-            save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
-        write_parts(folder, {key.replace("table.weight", "table"): its for key, its in parts.items()}, exact=exact)
-        if encoder is self or self.get_output_embeddings() is not None:  # a classifier embeds nothing
-            write_settings(encoder, folder)
+            save_file({}, folder / of_variant("model.safetensors", variant), metadata={"format": "pt"})
+        parts = {key.replace("table.weight", "table"): its for key, its in parts.items()}
+        write_parts(folder, parts, exact=exact, variant=variant)
         if elastic and not own_code:
             describe(folder, native=loads_natively)
 
@@ -918,32 +999,115 @@ class ElasticMixin(_Model):
             if its is not None and its is not config and getattr(its, "num_hidden_layers", None) == whole:
                 module.config = config
 
-    def _read_parts(self, source: Source, spec: Elasticity, depth: int | None, *, again: bool) -> None:
+    def _read_parts(
+        self,
+        source: Source,
+        spec: Elasticity,
+        depth: int | None,
+        again: bool,
+        variant: str | None,
+        main: torch.device | None,
+    ) -> None:
         """Read the exit of a depth, its refitted matrices and the static table, or those of all depths. If `again`,
-        download them even if they are in the cache."""
+        download them even if they are in the cache. Exits are put where the last layer runs, and the table where token
+        ids are; layers that are offloaded run on `main`."""
         if not spec.depths and not spec.exits:
             return
         wanted = [*spec.exits, *spec.depths] if depth is None else [depth]
-        file = source.file(f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", force_download=again)
+        file = source.file(f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}", force_download=again)
         tensors: dict[str, torch.Tensor] = {}
         if file is not None:
             try:
                 with safe_open(file, "pt") as stored:
-                    check_source(stored.metadata() or {}, source)
+                    check_source(stored.metadata() or {}, source, variant)
                     for key in stored.keys():  # not a mapping
                         kind, _, rest = key.partition(".")
                         if int(rest.partition(".")[0] or -1) in wanted if rest else {*wanted} & {*spec.table}:
                             tensors[key] = stored.get_tensor(key)
             except SafetensorError as error:
                 raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
-        what, is_cut = f"{source.name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}", depth is not None
+        what, is_cut = f"{source.name}/{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}", depth is not None
         self._check_parts(tensors, spec.of_depths(wanted), what, is_cut=is_cut)
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
-        parts = ElasticParts.of({key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()})
+        main = like.device if main is None else main
+        runs = self.config.num_hidden_layers
+        last = next((its.device for its in layer_list(self, runs)[1][-1].parameters()), main) if runs else main
+        places = {True: main, False: main if last.type == "meta" else last}
+        parts = ElasticParts.of({key: its.to(places[key == "table"], like.dtype) for key, its in tensors.items()})
         if depth is not None and parts.refitted(depth):
-            self.load_state_dict(parts.refitted(depth), strict=False)
+            for key, its in parts.refitted(depth).items():
+                replace_weight(self, key, its.detach())
             parts.paths = nn.ModuleDict()
         self.elastic = parts.eval()
+
+
+class _NothingLoaded:
+    """What the library reports of an adapter that is loaded later."""
+
+    def to_dict(self) -> dict[str, list[str]]:
+        return {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+
+
+def main_device(model: Any) -> torch.device | None:
+    """The device that runs what is offloaded; `None` if the model was loaded without a `device_map`."""
+    if "hf_device_map" not in model.__dict__:
+        return None
+    places = [its for its in model.hf_device_map.values() if str(its) not in ("cpu", "disk")]
+    return torch.device(places[0] if places else "cpu")
+
+
+def offloaded(module: nn.Module) -> Any:
+    """What accelerate reads the offloaded weights of a module from: a mapping with their names."""
+    hook: Any = module._hf_hook
+    return next(its.weights_map for its in getattr(hook, "hooks", [hook]) if hasattr(its, "weights_map"))
+
+
+def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Put other values into a weight, or into where accelerate reads an offloaded one from."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if not module.get_parameter(leaf).is_meta:
+        module.get_parameter(leaf).data.copy_(tensor)
+    elif "_hf_hook" in module.__dict__:  # else the whole model has no values
+        stored = offloaded(module)
+        stored.dataset.state_dict[stored.prefix + leaf] = tensor.cpu()
+
+
+def with_values(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a model, with the values of those that are offloaded."""
+    places = {name: name.rpartition(".") for name in tensors}
+    return {
+        name: offloaded(model.get_submodule(places[name][0]))[places[name][2]] if its.is_meta else its
+        for name, its in tensors.items()
+    }
+
+
+def trained_size(adapter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The size that an adapter was trained at, as its config has it; empty if it does not say."""
+    file = find_adapter_config_file(adapter, **options)
+    values = {} if file is None else json.loads(Path(file).read_text("utf-8"))
+    return (values.get("auto_mapping") or {}).get("elastic", {})
+
+
+def times_of(folder: Path) -> dict[str, int]:
+    """When each file of a folder was written, in nanoseconds."""
+    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
+
+
+def upload(
+    folder: Path,
+    names: list[str],
+    repo_id: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: Any = None,
+    **commit: Any,
+) -> None:
+    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
+    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+    if revision is not None:
+        create_branch(repo_id, branch=revision, token=token, exist_ok=True)
+    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)
 
 
 def _for_new_weights(config: Any) -> Any:
@@ -966,19 +1130,26 @@ def dtype_of(config: Any) -> torch.dtype:
     return getattr(torch, found.removeprefix("torch.")) if isinstance(found, str) else found
 
 
-def weight_files(source: Source) -> list[str | Path]:
-    """The files of the weights of a folder or repository: one, or those that its index names."""
-    whole = source.file("model.safetensors")
+def of_variant(file: str, variant: str | None) -> str:
+    """The name of a file of weights in a variant, such as `model.fp16.safetensors`, as the library has it."""
+    start, _, end = file.rpartition(".")
+    return file if variant is None else f"{start}.{variant}.{end}"
+
+
+def weight_files(source: Source, variant: str | None = None) -> list[str | Path]:
+    """The files that the library reads the weights of a folder or repository from: one, or those that its index
+    names. Those of other variants are none of them."""
+    whole = source.file(of_variant("model.safetensors", variant))
     if whole is not None:
         return [whole]
-    index = source.file("model.safetensors.index.json")
+    index = source.file(of_variant("model.safetensors.index.json", variant))
     shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
     files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in sorted(shards))
     return [file for file in files if file is not None]
 
 
 def fingerprint_of(files: Iterable[str | Path]) -> str:
-    """Digest of the names, types and shapes of all tensors in files, and of the first row of each."""
+    """Digest of the names, types and shapes of all tensors in files, and of the first 64 values of each."""
     digest = sha256()
     for file in files:
         with safe_open(file, "pt") as tensors:
@@ -991,30 +1162,56 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def check_source(metadata: Mapping[str, str], source: Source) -> None:
+def check_source(metadata: Mapping[str, str], source: Source, variant: str | None = None) -> None:
     """Raise a ValueError if exits and table were made for other weights than those beside them."""
     made_for = metadata.get("weights")
-    if made_for is not None and made_for != fingerprint_of(weight_files(source)):
+    if made_for is not None and made_for != fingerprint_of(weight_files(source, variant)):
         raise ValueError(
             f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
             "(m3bert fit)."
         )
 
 
-def write_parts(folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False) -> None:
+def plain_if_lost(config: Any, source: Source, variant: str | None) -> Any:
+    """The config of the plain encoder, with a warning, if the file of the exits and paths that a config names is not
+    there: so the source's class saves it. A size has no such source."""
+    elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
+    file = f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
+    has_parts = spec.exits or any(map(spec.is_path, spec.depths))
+    if not has_parts or "source_layers" in elastic or source.file(file):
+        return config
+    warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
+    config = copy.deepcopy(config)
+    config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
+    for option in SIZE:
+        config.__dict__.pop(option, None)
+    return config
+
+
+def require_one_size(config: Any, source: Source, asked: Mapping[str, Any]) -> None:
+    """Raise a ValueError if another size than all layers and dims of a plain encoder is asked for."""
+    size, full = resolve_size(config, *map(asked.get, SIZE)), (config.num_hidden_layers, config.hidden_size)
+    if size != full:
+        raise ValueError(f"{source.name} has one size, {full[0]} layers and {full[1]} dims, not {size}.")
+
+
+def write_parts(
+    folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False, variant: str | None = None
+) -> None:
     """Write the file of the tensors of [`ElasticParts`] (the table is `table`) beside the weights that they were made
-    for, which are in the folder. Unless `exact`, the table becomes float16."""
-    file = folder / EXTRAS_FOLDER / EXTRAS_FILE
+    for, which are in the folder. Unless `exact`, the table becomes float16. Each variant has a file of its own."""
+    file = folder / EXTRAS_FOLDER / of_variant(EXTRAS_FILE, variant)
     if not tensors:
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    files = sorted(folder.glob("model*.safetensors"))
     ready = {
         name: (its.half() if name == "table" and not exact else its).detach().cpu().contiguous()
         for name, its in tensors.items()
     }
-    save_file(ready, file, metadata={"format": "pt", "weights": fingerprint_of(files)})
+    save_file(
+        ready, file, metadata={"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))}
+    )
 
 
 def describe(folder: Path, *, native: bool) -> None:
@@ -1132,6 +1329,7 @@ class ElasticConfig:
         """As [`~transformers.AutoConfig.from_pretrained`]."""
         name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
         kwargs = {key: its for key, its in kwargs.items() if key not in ("name_or_path", *source.options)}
+        variant = kwargs.get("variant")
         values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs, **source.hub)
         elastic = values.get("elastic") or {}
         native = elastic.get("model_type", values.get("model_type"))
@@ -1139,9 +1337,11 @@ class ElasticConfig:
         kind = source.dynamic_class(own) if own else CONFIG_MAPPING[native]
         config, unused = kind.from_dict({**values, "model_type": native}, return_unused_kwargs=True, **kwargs)
         config.name_or_path = str(name)
-        for option in ("output_layer", "output_dim"):
-            if (value := unused.pop(option, None)) is not None:
-                setattr(config, option, value)
+        asked = {option: value for option in SIZE if (value := unused.pop(option, None)) is not None}
+        config = plain_if_lost(config, source, variant)
+        if getattr(config, "elastic", None) is None:
+            require_one_size(config, source, asked)
+        config.__dict__.update(asked)
         return (config, unused) if return_unused_kwargs else config
 
 
@@ -1178,9 +1378,12 @@ class ElasticModel:
         source = Source.at(name_or_path, kwargs)
         if config is None:
             config, kwargs = source.config(ElasticConfig, kwargs)
+        else:
+            config = plain_if_lost(config, source, kwargs.get("variant"))
         native, head = cls.native_class(config, source), cls.auto_class != "AutoModel"
         if getattr(config, "elastic", None) is None:
-            kwargs.pop("code_revision", None)
+            require_one_size(config, source, kwargs)
+            kwargs = {key: its for key, its in kwargs.items() if key not in (*SIZE, "code_revision")}
             return native.from_pretrained(name_or_path, *args, config=config, **{**kwargs, **source.hub})
         depth, dim = resolve_size(config, kwargs.get("output_layer"), kwargs.get("output_dim"))
         if head and dim < config.hidden_size:
@@ -1199,19 +1402,13 @@ class ElasticModel:
         return cls.native_class(config)._from_config(_for_new_weights(config), **kwargs)
 
 
-class ElasticForMaskedLM(ElasticModel):
-    """[`ElasticModel`] with the masked-LM head."""
+for _head in HEADS:
+    globals()[f"ElasticFor{_head}"] = type(
+        f"ElasticFor{_head}",
+        (ElasticModel,),
+        {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
+    )
 
-    auto_class = "AutoModelForMaskedLM"
-
-
-class ElasticForSequenceClassification(ElasticModel):
-    """[`ElasticModel`] with a head that classifies texts."""
-
-    auto_class = "AutoModelForSequenceClassification"
-
-
-class ElasticForTokenClassification(ElasticModel):
-    """[`ElasticModel`] with a head that classifies tokens."""
-
-    auto_class = "AutoModelForTokenClassification"
+# Remote code is no attribute of its package, where dill looks for it by name, else it would pickle all of it.
+if __package__:
+    setattr(importlib.import_module(__package__), __name__.rpartition(".")[2], sys.modules[__name__])

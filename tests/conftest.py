@@ -228,6 +228,7 @@ def only_hub(hub, monkeypatch, tmp_path_factory) -> HubServer:
         "ENDPOINT": hub.url,
         "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
         "HF_HUB_CACHE": str(tmp_path_factory.mktemp("cache")),
     }
     for name, value in values.items():

@@ -32,7 +32,15 @@ LOOK_UPS = {
     "from_pretrained", "load_config", "load_model", "load_tokenizer", "SentenceTransformer",
 }  # fmt: skip
 # How the calls that go through a Source end what they unpack.
-THROUGH = ("self.hub", "self.options", "source.hub", "source.options", "origin.options", "loading).options")
+THROUGH = (
+    "self.hub",
+    "self.options",
+    "given.hub",
+    "source.hub",
+    "source.options",
+    "origin.options",
+    "loading).options",
+)
 # Files with other look-ups -> why these are right.
 OTHERS = {
     "hub_cards/checkpoint.py": "a folder of this machine",

@@ -1,0 +1,239 @@
+"""Every way to save an elastic encoder, and every way to load what was saved: equal vectors, or one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from datasets.fingerprint import Hasher
+from peft import LoraConfig
+from sentence_transformers import SentenceTransformer
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
+
+from m3bert import GridEncoder
+from m3bert.modeling.auto_m3bert import load_config, load_model
+from m3bert.modeling.modeling_elastic import AUTO_CLASSES
+from tests.conftest import assert_close
+from tests.elastic_repositories import KINDS, save_elastic
+from tests.modeling_m3bert.static_models import assert_refused
+
+
+REMOTE = {"trust_remote_code": True}
+TEXTS = ["open the file", "a list of names"]
+SIZES: dict[str, dict[str, int]] = {
+    "all": {},
+    "2": {"output_layer": 2},
+    "a path at 8": {"output_layer": 4, "output_dim": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_tokenizer, tmp_path_factory) -> Path:
+    """An elastic repository with an exit, a path and a table."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saving") / "elastic"
+    save_elastic(folder, tiny_tokenizer)
+    return folder
+
+
+def load(folder: Path, auto: Any = AutoModel, **options: Any) -> Any:
+    return auto.from_pretrained(folder, **REMOTE, **options).eval()
+
+
+def adapted(folder: Path, **size: int) -> Any:
+    """A size with an adapter."""
+    model = load(folder, **size)
+    model.add_adapter(LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False))
+    return model.eval()
+
+
+@torch.no_grad()
+def pooled(model: Any, tokenizer: Any) -> torch.Tensor:
+    """The means over the tokens of the texts."""
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    return (model.base_model(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
+
+
+def with_grid(folder: Path, options: dict[str, Any]) -> torch.Tensor:
+    encoder = GridEncoder.from_pretrained(folder, model_kwargs=options, grid="")
+    return encoder.encode(TEXTS, role=None).at(encoder.grid.full)
+
+
+# Each takes the folder, the tokenizer and the options with which the folder is loaded.
+WAYS_TO_LOAD: dict[str, Callable[[Path, Any, dict[str, Any]], Any]] = {
+    "AutoModel": lambda folder, tokenizer, options: pooled(load(folder, **options), tokenizer),
+    "load_model": lambda folder, tokenizer, options: pooled(load_model(folder, **options).eval(), tokenizer),
+    "GridEncoder": lambda folder, tokenizer, options: with_grid(folder, options),
+    "SentenceTransformer": lambda folder, tokenizer, options: SentenceTransformer(
+        str(folder), **REMOTE, model_kwargs=options
+    ).encode(TEXTS),
+}
+# The model to save, from the elastic folder; how it is saved; and how it is loaded.
+Way = tuple[Callable[[Path], Any], dict[str, Any], dict[str, Any]]
+WAYS_TO_SAVE: dict[str, Way] = {
+    **{f"size: {name}": (lambda folder, size=size: load(folder, **size), {}, {}) for name, size in SIZES.items()},
+    **{f"adapter: {name}": (lambda folder, its=its: adapted(folder, **its), {}, {}) for name, its in SIZES.items()},
+    "variant": (lambda folder: load(folder, output_layer=4), {"variant": "fp16"}, {"variant": "fp16"}),
+    "sharded": (lambda folder: load(folder, output_layer=4), {"max_shard_size": "30KB"}, {}),
+    "offloaded": (
+        lambda folder: load(
+            folder, output_layer=4, device_map={"embeddings": "cpu", "encoder": "disk", "pooler": "cpu"},
+            offload_folder=folder.parent / "off",
+        ),
+        {}, {},
+    ),
+    "plain source": (lambda folder: AutoModel.from_pretrained(folder).eval(), {}, {}),
+    "head": (lambda folder: load(folder, AutoModelForSequenceClassification), {}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*so it is the plain encoder")
+@pytest.mark.parametrize("name", WAYS_TO_SAVE)
+@pytest.mark.parametrize("given", [False, True], ids=["", "state_dict"])
+def test_every_way_to_save_loads_in_every_way(name, given, folder, tiny_tokenizer, tmp_path):
+    made, saving, loading = WAYS_TO_SAVE[name]
+    model, saved = made(folder), tmp_path / "saved"
+    expected = pooled(model, tiny_tokenizer)
+    if given and name != "offloaded":
+        saving = {**saving, "state_dict": model.state_dict()}
+    model.save_pretrained(saved, **saving)
+    tiny_tokenizer.save_pretrained(saved)
+    assert (
+        not name.startswith("adapter")
+        or {*saved.glob("*.py"), *saved.glob("el*"), *saved.glob("config.json")} == set()
+    )
+    for way, vectors in WAYS_TO_LOAD.items():
+        found = torch.as_tensor(vectors(saved, tiny_tokenizer, loading))
+        assert_close(found, expected, msg=f"{name}: {way}")
+
+
+def test_two_variants_and_other_weights_are_told_apart(folder, tmp_path):
+    for variant, size in ((None, {}), ("small", {"dtype": torch.float16})):
+        load(folder, **size).save_pretrained(tmp_path, variant=variant)
+    load(tmp_path, output_layer=4), load(tmp_path, output_layer=4, variant="small")
+    shutil.copyfile(tmp_path / "model.safetensors", tmp_path / "model.small.safetensors")
+    assert_refused(lambda: load(tmp_path, output_layer=4, variant="small"), "The weights of .* have changed")
+
+
+def test_a_folder_without_its_exits_is_the_plain_source_and_a_size_is_refused(folder, tmp_path):
+    for name, size in SIZES.items():
+        load(folder, **size).save_pretrained(tmp_path / name)
+        shutil.rmtree(tmp_path / name / "elastic")
+    with pytest.warns(UserWarning, match="so it is the plain encoder"):
+        plain = load(tmp_path / "all")
+    assert type(plain) is transformers.BertModel and plain.config.elastic is None
+    with pytest.warns(UserWarning, match="so it is the plain encoder"):
+        assert load_config(tmp_path / "all").elastic is None
+        assert_refused(lambda: load(tmp_path / "all", output_layer=2), r"output_layer=2 is not available here")
+        assert_refused(lambda: load(tmp_path / "all", output_dim=8), r"has one size, 6 layers and 32 dims")
+    assert_refused(lambda: load(tmp_path / "2"), r"'exits.2.weight' has the shape None")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"output_layer": 4}, r"trained for output_layer=2, and the model has 4"),
+        ({"output_layer": 2, "output_dim": 8}, r"trained for output_dim=32, and the model has 8"),
+    ],
+)
+def test_an_adapter_of_another_size_or_source_is_refused(change, message, folder, tiny_tokenizer, tmp_path):
+    adapted(folder, output_layer=2).save_pretrained(tmp_path / "adapter")
+    assert_refused(lambda: load(tmp_path / "adapter", **change), message)
+    assert_refused(lambda: load(folder, **change).load_adapter(tmp_path / "adapter"), message)
+    save_elastic(tmp_path / "other", tiny_tokenizer)
+    other = load(tmp_path / "other", output_layer=2)
+    assert_refused(lambda: other.load_adapter(tmp_path / "adapter"), "trained for source='[0-9a-f]+'")
+
+
+def test_an_adapter_beside_its_model_is_loaded_at_its_size(folder, tiny_tokenizer, tmp_path):
+    model = adapted(folder, output_layer=4)
+    shutil.copytree(folder, tmp_path / "both")
+    model.save_pretrained(tmp_path / "both")
+    assert_close(pooled(load(tmp_path / "both", output_layer=4), tiny_tokenizer), pooled(model, tiny_tokenizer))
+    assert_close(pooled(load(tmp_path / "both"), tiny_tokenizer), pooled(model, tiny_tokenizer))
+
+
+def test_a_push_writes_the_folder_and_the_same_files_on_the_hub(folder, tiny_tokenizer, tmp_path, only_hub):
+    model = load(folder, output_layer=4)
+    model.save_pretrained(
+        tmp_path / "pushed", push_to_hub=True, repo_id="user/pushed", variant="fp16", token="hf_user"
+    )
+    files = {file.relative_to(tmp_path / "pushed").as_posix() for file in (tmp_path / "pushed").rglob("*.*")}
+    assert {
+        "config.json",
+        "model.fp16.safetensors",
+        "elastic/weights.fp16.safetensors",
+        "modeling_elastic.py",
+    } <= files
+    for name in (tmp_path / "pushed", "user/pushed"):
+        assert_close(pooled(load(name, variant="fp16"), tiny_tokenizer), pooled(model, tiny_tokenizer))
+
+
+HEADS = [
+    its
+    for its in dir(transformers)
+    if its.startswith("AutoModel") and hasattr(getattr(transformers, its), "_model_mapping")
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_head_of_the_library_is_named(kind):
+    """One that is not would be loaded as the whole source, with layers that a saved size does not have."""
+    config = CONFIG_MAPPING[kind]
+    assert {name for name in HEADS if config in getattr(transformers, name)._model_mapping} <= {*AUTO_CLASSES}
+
+
+@pytest.mark.parametrize("auto", [name for name in AUTO_CLASSES if name != "AutoConfig"])
+def test_every_head_of_a_size_has_its_layers(auto, folder, tmp_path):
+    load(folder, output_layer=4).save_pretrained(tmp_path)
+    wanted = load(tmp_path).state_dict()
+    model = load(tmp_path, getattr(transformers, auto))
+    for name, tensor in model.base_model.state_dict().items():
+        assert name.startswith(("pooler", "elastic")) or torch.equal(tensor, wanted[name]), name
+    assert model.base_model.config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize("depth", [0, 2, 4, None])
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_an_offloaded_size_gives_the_same_vectors(depth, place, folder, tiny_tokenizer, tmp_path):
+    layers = {f"encoder.layer.{number}": place if number % 2 else "cpu" for number in range(6)}
+    places = {"embeddings": place, **layers, "pooler": "cpu"}
+    model = load(folder, output_layer=depth, device_map=places, offload_folder=tmp_path)
+    assert_close(pooled(model, tiny_tokenizer), pooled(load(folder, output_layer=depth), tiny_tokenizer))
+
+
+HASH = """
+import sys
+from datasets.fingerprint import Hasher
+from transformers import AutoModel
+print(Hasher.hash(AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True, output_layer=4)))
+"""
+
+
+def test_the_hash_of_a_model_is_that_of_its_weights(folder):
+    """In another process, too: `datasets` keeps results by it."""
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", HASH, folder], env=environment, capture_output=True, text=True)
+    size = load(folder, output_layer=4)
+    found = Hasher.hash(size)
+    assert done.stdout.split() == [found], done.stderr
+    size.elastic.table.weight.data[7] += 1
+    assert Hasher.hash(size) != found
+
+
+@pytest.mark.parametrize("processes", [None, 2])
+def test_rows_are_mapped(processes, folder, tmp_path):
+    model = SentenceTransformer(str(folder), **REMOTE, model_kwargs={"output_layer": 4})
+    rows = Dataset.from_dict({"text": TEXTS})
+    found = rows.map(lambda its: {"vector": model.encode(its["text"])}, batched=True, num_proc=processes)
+    assert_close(torch.tensor(found["vector"][:]), model.encode(TEXTS))
