@@ -159,7 +159,7 @@ def test_broken_files_are_named(tmp_path, collection):
 
 def test_a_filter_finds_columns_of_any_name(tmp_path, collection, monkeypatch):
     names = ('a "quoted" one', "it's", "back\\slash", "$.year", "a.b", "")
-    monkeypatch.setattr(Collection, "metadata", lambda self, row: {name: row % 5 for name in names})
+    monkeypatch.setattr(Collection, "metadata", lambda self, row: dict.fromkeys(names, row % 5))
     engine = faiss_engine(tmp_path, collection, "64@float32")
     add(engine, collection, range(50))
     for name in names:
