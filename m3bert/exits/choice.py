@@ -73,7 +73,7 @@ class Queries:
         wanted = [targets[rows] for (_, targets), rows in zip(groups, own, strict=True)]
         every = on_all_ranks(torch.cat([*wanted, passages[:0]]))
         if not len(every):
-            raise ValueError("These texts are too few, or too much alike, for some to be queries: fit to more.")
+            raise ValueError("These texts are too few, or too often equal, for some to be queries: fit to more.")
         return cls(ids, every, on_all_ranks(passages))
 
     def measured(self, embeddings: torch.Tensor) -> Measured:

@@ -110,7 +110,7 @@ class ExitSums:
         self.rows = {name: on_all_ranks(rows) for name, rows in self.rows.items()}
         if not len(self.rows[TARGET]):
             raise ValueError(
-                "These texts are too few, or too much alike, to hold out some for the penalties: fit to more."
+                "These texts are too few, or too often equal, to hold out some for the penalties: fit to more."
             )
 
     def fit(self, inputs: Sequence[Name]) -> Fit:

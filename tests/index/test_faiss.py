@@ -155,3 +155,14 @@ def test_broken_files_are_named(tmp_path, collection):
     (tmp_path / "documents.sqlite").write_text("no database" * 99)
     with pytest.raises(OSError, match="documents.sqlite: file is not a database"):
         faiss_engine(tmp_path, collection, "64@float32")
+
+
+def test_a_filter_finds_columns_of_any_name(tmp_path, collection, monkeypatch):
+    names = ('a "quoted" one', "it's", "back\\slash", "$.year", "a.b", "")
+    monkeypatch.setattr(Collection, "metadata", lambda self, row: dict.fromkeys(names, row % 5))
+    engine = faiss_engine(tmp_path, collection, "64@float32")
+    add(engine, collection, range(50))
+    for name in names:
+        found = engine.search(collection.queries[:1], 50, {name: [3]})[0]
+        assert {hit.id for hit in found} == {f"id-{row}" for row in range(3, 50, 5)}
+    engine.close()

@@ -268,6 +268,8 @@ def test_filters(tmp_path, encoder, corpus, engine):
         ):
             with pytest.raises(ValueError, match=reason):
                 index.search(QUERIES, where=where)
+        with pytest.raises(ValueError, match="k=0 must be at least 1"):
+            index.search(QUERIES, 0)
 
 
 @pytest.fixture

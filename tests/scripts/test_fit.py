@@ -309,6 +309,16 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
         convert([source, str(tmp_path / "out"), "--fit_exits", files[0], "--encoder_only"])
     with pytest.raises(ValueError, match="a path must end in the last layer, 3"):
         fit([source, str(tmp_path / "out"), "--files", files[0], "--depths", "1,2", "2-2"])
+    few = tmp_path / "few.txt"
+    few.write_text("the first text\nanother one\n" * 100)
+    for options, reason in (
+        (["--files", files[0], "--depths", "1,3", "2-3"], "two of them are depth 2. A depth has one list of layers"),
+        (["--files", files[0], "--depths", "3-1"], "--depths 3-1: 3-1 has no layers; write 1-3"),
+        (["--files", files[0], "--max_length", "0"], "max_length=0 must be at least 1"),
+        (["--files", str(few), "--depths", "1-2"], "These texts are too few, or too often equal"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            fit([source, str(tmp_path / "out"), *options])
     for command, option in ((convert, "--fit_exits"), (fit, "--files")):
         with pytest.raises(
             ValueError,
