@@ -302,8 +302,8 @@ def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer,
         weight, offset = projection.weight.detach().double(), projection(torch.zeros(32)).detach().double()
         expected = offset + (expected - offset) @ (weight @ torch.linalg.pinv(weight)).T
         torch.testing.assert_close(found[1], expected, atol=1e-4, rtol=1e-4)
-    # Better than the state alone, which knows nothing of the table. Normalised targets lie outside of what a projection
-    # with a bias and more dims than the hidden state reaches.
+    # Better than the state alone, which knows nothing of the table. A projection with a bias and more dims than the
+    # hidden state does not reach normalised targets.
     for layer, its in found.items() if dims == 24 or not bias else ():
         error = (its - target).square().sum() / (target - target.mean(dim=0)).square().sum()
         assert error < 1 - fit.layers[layer].r_squared + 0.05
