@@ -302,8 +302,8 @@ def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer,
         weight, offset = projection.weight.detach().double(), projection(torch.zeros(32)).detach().double()
         expected = offset + (expected - offset) @ (weight @ torch.linalg.pinv(weight)).T
         torch.testing.assert_close(found[1], expected, atol=1e-4, rtol=1e-4)
-    # Better than the state alone, which knows nothing of the table. Normalised targets lie outside of what a
-    # projection with a bias and more dims than the hidden state reaches.
+    # Better than the state alone, which knows nothing of the table. A projection with a bias and more dims than the
+    # hidden state does not reach normalised targets.
     for layer, its in found.items() if dims == 24 or not bias else ():
         error = (its - target).square().sum() / (target - target.mean(dim=0)).square().sum()
         assert error < 1 - fit.layers[layer].r_squared + 0.05
@@ -386,6 +386,19 @@ def test_a_static_state_leaves_out_special_tokens_and_those_of_a_short_prompt(mo
     rows = [pooled(model, tiny_tokenizer, [word], [0])[0] for word in ("for", "the", "list")]
     assert_close(with_prompt, sum(rows) / (3 if counts else 1))
     assert not pooled(model, tiny_tokenizer, [""], [0])[0].any()
+
+
+def test_the_embeddings_of_the_vocabulary_are_kept(model, tiny_tokenizer, tmp_path, monkeypatch):
+    encoded, encode = [], RawStates.pooled
+
+    def counted(raw, ids, layers, **options):
+        encoded.append(len(ids))
+        return encode(raw, ids, layers, **options)
+
+    monkeypatch.setattr(RawStates, "pooled", counted)
+    for _ in range(2):
+        fit_exits(model, tiny_tokenizer, random_texts(100), cache_dir=tmp_path)
+    assert encoded.count(28) == encoded.count(100) == 1, "the vocabulary and the texts once"
 
 
 @pytest.mark.parametrize(
