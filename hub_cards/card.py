@@ -24,7 +24,7 @@ from .metadata import Statements, evaluations, kept
 from .native_export import SERVED_TYPES
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
-from .task_words import TITLES, dataset_of, title_of
+from .tables import TITLES, dataset_of, title_of
 from .training_record import TrainingRecord
 
 
