@@ -216,9 +216,13 @@ class Checkpoint:
 
     @property
     def exported_from(self) -> dict[str, Any] | None:
-        """For a native export: its `granularity`, and of the elastic checkpoint the `full_size`, the fingerprint of
-        its `weights`, and the encoder that it was `converted_from`, if known."""
+        """For a native export: [`~Checkpoint.origin_of`] its granularity in the elastic checkpoint."""
         return getattr(self.config, "exported_from", None)
+
+    def origin_of(self, size: Granularity) -> dict[str, Any]:
+        """What an export of this size says of its origin, if known."""
+        facts = {"granularity": str(size), "full_size": str(self.full), "weights": self.weights_fingerprint}
+        return {**facts, "converted_from": self.source}
 
     @cached_property
     def full(self) -> Granularity:

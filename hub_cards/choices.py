@@ -11,9 +11,9 @@ from typing import NamedTuple
 from ..encode.codes import bytes_per_vector
 from ..encode.granularity import Granularity
 from ..evaluation.results import GridResults
-from .task_words import METRICS
 
 
+METRICS = {"ndcg@10": "nDCG@10", "spearman": "Spearman correlation", "macro_f1": "macro F1"}  # as papers spell them
 ROWS = 8  # most rows of the table of a card
 WORTH = 0.5  # share of the quality of the full size below which a size is not offered
 ENOUGH = 0.9  # share that the size which a card advises keeps at least

@@ -14,8 +14,7 @@ from ..encode.extras import require_extra
 from ..encode.granularity import Granularity, Grid
 from ..evaluation.results import GridResults
 from .choices import Headline
-from .tables import sizes_in
-from .task_words import tasks_counted, title_of
+from .tables import sizes_in, tasks_counted, title_of
 
 
 LEADS = ("quality_and_latency", "quality_and_bytes")  # the first that is drawn is at the top of a card

@@ -11,7 +11,7 @@ from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity
 from ..evaluation.results import GridResults
 from ..evaluation.tasks import TASKS
-from .task_words import dataset_of, title_of
+from .tables import dataset_of, title_of
 
 
 # Our task type -> task type on the Hub.

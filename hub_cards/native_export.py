@@ -76,13 +76,9 @@ def export_native(
         native, found = convert_to_native(loaded, model_type), output_map(loaded) if embeds else None
     else:
         native, found = native_of(loaded, size.layer, width)
-    native.config.exported_from = {
-        "granularity": str(size),
-        "full_size": str(checkpoint.full),
-        "weights": checkpoint.weights_fingerprint,
-        "converted_from": checkpoint.source,
-        **({"state_only": True} if state_only(checkpoint, size.layer) else {}),
-    }
+    native.config.exported_from = checkpoint.origin_of(size)
+    if state_only(checkpoint, size.layer):
+        native.config.exported_from["state_only"] = True
     native.save_pretrained(folder)
     own_code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {"modeling_elastic.py"}
     for pattern in (*TOKENIZER_FILES, *LICENSES, *own_code):

@@ -35,7 +35,7 @@ from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
 from .router_export import export_router
 from .static_export import export_static
-from .task_words import title_of
+from .tables import title_of
 from .upload import CARD, RESULTS, Publication, published_card, sizes_of
 
 
@@ -344,22 +344,13 @@ def laid_out(
     dry_run: bool = False,
 ) -> Iterator[Publication]:
     """
-    [`prepare`] a checkpoint or an adapter in a temporary folder. Edits of the card on the Hub are kept, or else those
-    of the card in the checkpoint's folder.
-
-    Args:
-        source (`Path`): Folder of the checkpoint.
-        repo_id (`str`): The repository, `user/model`.
-        options ([`Options`], *optional*): How to publish it.
-        results ([`GridResults`], *optional*): Its evaluation. Default: the results in the checkpoint's folder, if they
-            belong to these weights.
-        revision (`str`, *optional*): As for [`~Publication.upload`].
-        token (`str`, *optional*): As for [`~Publication.upload`].
-        dry_run (`bool`, *optional*, defaults to `False`): Nothing will be uploaded, so carry on if the Hub cannot be
-            reached.
+    [`prepare`] the checkpoint or the adapter in the folder `source`, in a temporary folder that is removed when the
+    context ends. The arguments are those of [`prepare`] and [`~Publication.upload`]. Default `results`: those in
+    `source`, if they belong to these weights. Edits of the card on the Hub are kept, or else those of the card in
+    `source`. With `dry_run`, nothing will be uploaded, so that a Hub that cannot be reached is no error.
 
     Yields:
-        [`Publication`], whose folder is removed when the context ends.
+        [`Publication`]
 
     Raises:
         ValueError: as [`prepare`], or if `repo_id` has no owner.

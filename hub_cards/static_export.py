@@ -127,12 +127,7 @@ def export_static(
         "max_length": max_length,
         "hidden_dim": size.dim,
         "embedding_dtype": dtype,
-        "exported_from": {
-            "granularity": str(size),
-            "full_size": str(checkpoint.full),
-            "weights": checkpoint.weights_fingerprint,
-            "converted_from": checkpoint.source,
-        },
+        "exported_from": checkpoint.origin_of(size),
     }
     write_json(folder / "config.json", config)
     write_modules(folder, "StaticEmbedding", ".", checkpoint.settings)

@@ -32,7 +32,6 @@ import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from hashlib import file_digest
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -238,15 +237,13 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
 def write_repository(model: Any, source: str, folder: Path, revision: str | None = None) -> None:
     """Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs
     them."""
+    from ..hub_cards.checkpoint import sha256_of
     from ..modeling.modeling_elastic import describe, write_parts
     from ..modeling.settings_m3bert import hub_id
 
     encoder = model.base_model
     copy_source(source, folder, revision)
-    digests = {}
-    for weights in sorted(folder.glob("model*.safetensors")):
-        with weights.open("rb") as opened:
-            digests[weights.name] = file_digest(opened, "sha256").hexdigest()
+    digests = {file.name: sha256_of(file) for file in sorted(folder.glob("model*.safetensors"))}
     fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
     write_parts(

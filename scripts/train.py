@@ -247,15 +247,6 @@ def resumed_checkpoint(args: Any) -> str | None:
     return last_checkpoint(args.output_dir) if named.lower() == "true" else named
 
 
-def save_merged(trainer: Any) -> None:
-    """Save the backbone with the adapter merged into it. The adapter itself stays in the last checkpoint."""
-    if trainer.is_world_process_zero():
-        with replacing_files(Path(trainer.args.output_dir)) as draft:
-            trainer.backbone.merge_and_unload().save_pretrained(draft)
-            trainer.processing_class.save_pretrained(draft)
-            trainer.save_modules(str(draft), trainer.nested.state_dict())
-
-
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__.strip())
@@ -293,8 +284,12 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
         trainer.save_model()
     if data.eval_files or data.eval_split is not None or data.eval_tasks:
         trainer.save_metrics("eval", trainer.evaluate())
-    if backbone.merge_adapter:  # last, since merging removes the adapter from the model
-        save_merged(trainer)
+    # Last, since merging removes the adapter from the model. The adapter itself stays in the last checkpoint.
+    if backbone.merge_adapter and trainer.is_world_process_zero():
+        with replacing_files(Path(args.output_dir)) as draft:
+            trainer.backbone.merge_and_unload().save_pretrained(draft)
+            trainer.processing_class.save_pretrained(draft)
+            trainer.save_modules(str(draft), trainer.nested.state_dict())
     if args.process_index == 0:
         print(f"{args.output_dir}: {trained.global_step:,} steps in {trained.metrics['train_runtime']:.0f} s.")
         if backbone.merge_adapter or backbone.peft is None:

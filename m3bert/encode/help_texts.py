@@ -29,7 +29,10 @@ def described(cls: Config) -> Config:
     """
     if cls.__doc__ is None:  # python -OO
         return cls
-    texts = {match["name"]: help_text(match["text"]) for match in ARGUMENT.finditer(inspect.cleandoc(cls.__doc__))}
+    texts = {}
+    for match in ARGUMENT.finditer(inspect.cleandoc(cls.__doc__)):
+        plain = REFERENCE.sub(r"\1", LINK.sub(r"\1", " ".join(match["text"].split())))
+        texts[match["name"]] = plain.replace("`", "").replace("%", "%%")  # for argparse
     inherited = {field.name: field.metadata.get("help") for base in reversed(cls.__mro__[1:]) for field in own(base)}
     for field in own(cls):
         text = texts.get(field.name) or inherited.get(field.name)
@@ -43,12 +46,6 @@ def own(cls: type) -> list[Field]:
     """Fields that a dataclass declares itself, without inherited ones; none for a class that is not a dataclass."""
     names = inspect.get_annotations(cls)
     return [field for field in fields(cls) if field.name in names] if is_dataclass(cls) else []
-
-
-def help_text(text: str) -> str:
-    """A description as one line of plain text for argparse."""
-    text = REFERENCE.sub(r"\1", LINK.sub(r"\1", " ".join(text.split())))
-    return text.replace("`", "").replace("%", "%%")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -151,23 +151,20 @@ def measure_latency(
     texts = [encoder.prompts.get("query", "") + text for text in queries]
     every = {"torch": {layer: _torch_encoder(encoder, layer) for layer in encoder.grid.layers}, **(engines or {})}
     encode_ms = encode_milliseconds(every, texts, rounds)
-    search_ms = milliseconds_in_turn({dim: search(dim) for dim in encoder.grid.dims}, rounds)
-    coded_search_ms = milliseconds_in_turn({(dim, code): search_coded(dim, code) for dim, code in coded}, rounds)
-    reordering: dict[tuple[str, int], Callable[[], object]] = {
-        (str(dim), size): reorder(dim, size) for dim in encoder.grid.dims for size in sizes
-    }
-    coded_reordering = {
-        (f"{dim}@{code}", size): reorder_coded(dim, code, size) for dim, code in rescoring for size in sizes
-    }
+    search_ms = milliseconds_in_turn({str(dim): search(dim) for dim in encoder.grid.dims}, rounds)
+    search_ms |= milliseconds_in_turn({f"{dim}@{code}": search_coded(dim, code) for dim, code in coded}, rounds)
+    reordering = (
+        {(str(dim), size): reorder(dim, size) for dim in encoder.grid.dims for size in sizes},
+        {(f"{dim}@{code}", size): reorder_coded(dim, code, size) for dim, code in rescoring for size in sizes},
+    )
     rerank_ms: dict[str, dict[str, float]] = {}
-    for functions in (reordering, coded_reordering):
+    for functions in reordering:
         for (name, size), value in milliseconds_in_turn(functions, rounds).items():
             rerank_ms.setdefault(name, {})[str(size)] = value
     encoder.model.train(was_training)
     return Latency(
         encode_ms=encode_ms.pop("torch"),
-        search_ms={str(dim): value for dim, value in search_ms.items()}
-        | {f"{dim}@{code}": value for (dim, code), value in coded_search_ms.items()},
+        search_ms=search_ms,
         rerank_ms=rerank_ms,
         documents=documents,
         encoder=unwrap_encoder(encoder.model).config.model_type,

@@ -106,19 +106,14 @@ def _pairs(task: Task, read: Read) -> tuple[Rows, dict[str, list[str]]]:
     return rows, {side: [row[side] for row in rows] for side in ("sentence1", "sentence2")}
 
 
-def _read_sts(task: Task, read: Read) -> STS:
+def _read_pairs(task: Task, read: Read) -> Evaluator:
     rows, texts = _pairs(task, read)
-    return STS(texts, [row["score"] for row in rows])
-
-
-def _read_pair_classification(task: Task, read: Read) -> PairClassification:
-    rows, texts = _pairs(task, read)
-    return PairClassification(texts, [row["label"] for row in rows])
-
-
-def _read_geometry(task: Task, read: Read) -> Geometry:
-    rows, texts = _pairs(task, read)
-    return Geometry(texts, [index for index, row in enumerate(rows) if row["score"] >= ALIKE])
+    if task.task_type == "pair_classification":
+        return PairClassification(texts, [row["label"] for row in rows])
+    scores = [row["score"] for row in rows]
+    if task.task_type == "sts":
+        return STS(texts, scores)
+    return Geometry(texts, [index for index, score in enumerate(scores) if score >= ALIKE])
 
 
 def _read_bitext(task: Task, read: Read) -> BitextMining:
@@ -210,9 +205,7 @@ def _once(named: Iterable[tuple[Any, Any]], what: str) -> dict[Any, Any]:
 
 
 READERS: dict[str, Callable[[Task, Read], Evaluator]] = {
-    "sts": _read_sts,
-    "pair_classification": _read_pair_classification,
-    "geometry": _read_geometry,
+    **dict.fromkeys(("sts", "pair_classification", "geometry"), _read_pairs),
     "bitext": _read_bitext,
     "classification": _read_classification,
     "retrieval": _read_retrieval,

@@ -361,7 +361,6 @@ class GridResults:
         def known(search: AsymmetricSearch | HybridSearch) -> bool:
             return {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
 
-        hybrid = [search for search in self.hybrid_searches if search.query_layer is None or known(search)]
         two_stage = [each for each in self.two_stage_searches if f"{each.layer}x{each.second_dim}" in names]
         return replace(
             self,
@@ -370,7 +369,7 @@ class GridResults:
             two_stage_searches=two_stage,
             rescored_searches=[search for search in self.rescored_searches if str(search.granularity) in names],
             asymmetric_searches=[search for search in self.asymmetric_searches if known(search)],
-            hybrid_searches=hybrid,
+            hybrid_searches=[each for each in self.hybrid_searches if each.query_layer is None or known(each)],
         )
 
     def tasks(self, task_type: str | None = None) -> list[str]:
