@@ -62,8 +62,16 @@ def test_a_table_or_both_sides_of_a_search_are_written(tiny_tokenizer, tmp_path,
     assert (folder / "modules.json").is_file()
 
 
-def test_a_layer_is_no_static_table(elastic, tmp_path):
-    line = ["--format", "static", "--granularity", "4x32", "--model_name_or_path", elastic]
-    with pytest.raises(ValueError, match="--format static exports layer 0, not 4"):
-        export.main([*line, "--output_dir", str(tmp_path / "out")])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--format", "native", "--output_dir", "MODEL"], "is the source: name another folder"),
+        (["--format", "static", "--granularity", "4x32"], "--format static exports layer 0, not 4"),
+    ],
+)
+def test_what_would_be_something_else_is_refused(elastic, tmp_path, options, error):
+    options = [elastic if word == "MODEL" else word for word in options]
+    where = [] if "--output_dir" in options else ["--output_dir", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match=error):
+        export.main(["--model_name_or_path", elastic, *where, *options])
     assert not (tmp_path / "out").exists()
