@@ -180,19 +180,6 @@ def test_core_trainer_knows_nothing_of_publication(imports):
     assert not [module for module in seen if module.startswith("m3bert.hub_cards")]
 
 
-def test_the_checks_find_what_they_look_for():
-    """An arrow upwards, a circle through a deferred import, and a private module of another room."""
-    assert upward([Import("m3bert.trainers.core.trainer", "m3bert.hub_cards.card", 1, True)])
-    there, back = (
-        Import("m3bert.trainers.core.a", "m3bert.trainers.core.b", 1, False),
-        Import("m3bert.trainers.core.b", "m3bert.trainers.core.a", 9, True),
-    )
-    assert circles([there, back]) == [["m3bert.trainers.core.a", "m3bert.trainers.core.b"]] and circles([there]) == []
-    private = Import("m3bert.encode.projection", "m3bert.trainers.core._tiles", 1, False)
-    assert foreign_private([private]) == [private]
-    assert foreign_private([private._replace(source="m3bert.trainers.core.trainer")]) == []
-
-
 # Files of trainers/ that a reader of one step of Matryoshka fine-tuning has to know.
 MOST_FILES_OF_A_STEP = 11
 

@@ -29,11 +29,6 @@ def method(tmp_path) -> Path:
     return file
 
 
-def test_the_lines_are_counted(method):
-    lines = [line for line in method.read_text().splitlines()[1:] if line.strip()]
-    assert f"| a new file `trainers/whitening.py`, as above | {len(lines)} |" in TEXT
-
-
 def test_the_example_trains_evaluates_and_gets_a_true_card(method, tmp_path, tiny_tokenizer, sentences):
     from m3bert.commands.train import main
     from m3bert.evaluation import Retrieval, score_grid

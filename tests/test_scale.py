@@ -31,7 +31,6 @@ LINES = {
     for snippet in snippets(read("docs/scale.md"))
     if snippet.language == "sh" and not snippet.code.startswith("#!")
 }
-QUICK = "ddp"  # the one that the default tests start
 MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli", "m3bert": "m3bert"}
 
 
@@ -138,11 +137,6 @@ def test_the_slurm_script_starts_torchrun_with_options_that_it_and_the_command_k
     assert command == "train" and args.resume_from_checkpoint == "auto" and data.train_files == ["triplets.csv"]
 
 
-@pytest.mark.slow
-def test_a_line_trains_in_two_processes(folder):
-    assert len(run(folder, LINES[QUICK])) == 3
-
-
 @pytest.mark.parametrize("name", ["fsdp2", "fsdp2-accelerate"])
 def test_a_line_that_shards_is_understood(name):
     words = shlex.split(LINES[name].replace("\\\n", " "))
@@ -162,7 +156,7 @@ def test_every_line_trains_with_the_same_losses(folder):
 
 @pytest.mark.slow
 def test_a_dead_process_ends_the_run_which_can_continue(folder):
-    line = LINES[QUICK].replace("runs/ddp", "runs/dead")
+    line = LINES["ddp"].replace("runs/ddp", "runs/dead")
     (command,) = commands(line)
     command += ["--save_steps", "1", "--max_steps", "100000"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AutoModel
 
 from m3bert import modeling as modeling_m3bert
 from m3bert.encode.quantizer import find_quantizer
@@ -116,26 +116,19 @@ def test_no_pickle_is_read_where_models_are_loaded_trained_evaluated_indexed_and
 
 
 @pytest.fixture
-def pickled(tmp_path, tiny_tokenizer) -> Path:
+def pickled(tmp_path, encoder_folder) -> Path:
     """An encoder whose weights are a pickle."""
-    folder = tmp_path / "pickled"
-    BertModel(BertConfig(vocab_size=99, hidden_size=20, num_hidden_layers=2, num_attention_heads=2)).save_pretrained(
-        folder
-    )
-    tiny_tokenizer.save_pretrained(folder)
+    folder = Path(shutil.copytree(encoder_folder, tmp_path / "pickled"))
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
     return folder
 
 
 @pytest.fixture
-def sharded(tmp_path, tiny_tokenizer) -> Path:
+def sharded(tmp_path, encoder_folder) -> Path:
     """An encoder whose index names weights in another folder."""
-    folder, other = tmp_path / "sharded", tmp_path / "other.safetensors"
-    BertModel(BertConfig(vocab_size=99, hidden_size=20, num_hidden_layers=2, num_attention_heads=2)).save_pretrained(
-        folder
-    )
-    tiny_tokenizer.save_pretrained(folder)
+    folder = Path(shutil.copytree(encoder_folder, tmp_path / "sharded"))
+    other = tmp_path / "other.safetensors"
     (folder / "model.safetensors").rename(other)
     save_file({"none": torch.zeros(1)}, folder / "model.safetensors.part")
     index = {"metadata": {}, "weight_map": {"embeddings.word_embeddings.weight": "../other.safetensors"}}

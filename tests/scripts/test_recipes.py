@@ -1,4 +1,4 @@
-"""The recipes: each one fits the encoder that it is made for, and a small model trains with some on real data."""
+"""The recipes: each one fits the encoder that it is made for, and the commands in its header start."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from transformers import (
 
 from m3bert import cli
 from m3bert.commands import recipes, train
-from m3bert.encode.quantizer import find_quantizer
-from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertModel
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
 from m3bert.trainers import DistillationConfig
 from tests.conftest import WORDS
 
@@ -42,15 +41,6 @@ BACKBONES = {
 }
 # A recipe for each kind of recipe that overlays name.
 ANY = {"MIPIC": "mipic_bert", "MIC": "mic_bert", "IBKD": "ibkd_sts", "baseline": "baseline_espresso_bert"}
-
-
-def run(*arguments: object) -> None:
-    train.main([str(argument) for argument in arguments])
-
-
-def logged(output: Path) -> list[dict[str, float]]:
-    (checkpoint,) = output.glob("checkpoint-*")
-    return json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
 
 
 def stack_of(name: str) -> list[str]:
@@ -91,71 +81,6 @@ def test_a_recipe_fits_its_encoder(tmp_path, name):
         args.build_objective(grid).validate(config)
     keys = re.findall(r"^(\w+):", recipes.find_recipe(name).read_text(), re.MULTILINE)
     assert len(keys) == len(set(keys)), "of an option that is given twice, YAML keeps the last"
-
-
-# Recipe -> file to train on, sizes of the tiny model in place of the published one's, and a term of the log.
-RUNS = {
-    "m3bert_stage3": ("rows.jsonl", ["--grid", "2,6 x 8,16"], "contrastive_2x8"),
-    "unsupervised_simcse": ("sentences.txt", [], "simcse_6x32"),
-    "mipic_bert": (
-        "sentences.txt",
-        ["--grid", "6x8,32", "--sia", "{layers: [2, 6], token_shares: [0.2]}", "--pic", "{chain: '2x8,6x32'}"],
-        "sia_cka_2x8",
-    ),
-    "mic_bert": (
-        "sentences.txt",
-        ["--grid", "6x8,32", "--scr", "{layers: [2, 4]}", "--sir", "{layers: [2, 4]}"],
-        "sir_variation_2x8",
-    ),
-    "qama": ("rows.jsonl", ["--grid", "6x8,16,32", "--text_columns", "query", "positive"], "qama_contrast_6x16"),
-}
-
-
-@pytest.mark.parametrize("recipe", RUNS)
-def test_a_recipe_trains(real_files, capsys, quick_options, recipe):
-    file, options, term = RUNS[recipe]
-    output = real_files / "out"
-    if recipe == "qama":
-        pytest.importorskip("sentence_transformers")
-        options = [*options, "--teacher_cache_dir", real_files / "teachers"]
-    run(
-        method_of(recipe), "--config", recipe, "--model_name_or_path", real_files / "model", "--train_files",
-        real_files / file, "--output_dir", output, *quick_options(max_steps=2), "--per_device_train_batch_size", 8,
-        *options,
-    )  # fmt: skip
-    assert term in logged(output)[0]
-    assert ("dropped" in capsys.readouterr().out) == (recipe == "m3bert_stage3")
-    if recipe == "qama":
-        assert find_quantizer(str(output)).config.dims == [8, 16, 32]
-    else:
-        assert M3BertModel.from_pretrained(output).config.matryoshka_layers[-1] == 6
-
-
-@pytest.mark.slow
-def test_both_stages_of_ibkd_train_a_cut_of_the_teacher(real_files, minilm, quick_options):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    sentences = (real_files / "sentences.txt").read_text().splitlines()[:64]
-    (real_files / "few.txt").write_text("\n".join(sentences))
-    first, second = real_files / "first", real_files / "second"
-    run(
-        "ibkd", "--config", "ibkd_sts", "--teacher_name_or_path", minilm, "--student_layers", 2,
-        "--teacher_cache_dir", real_files / "teachers", "--train_files", real_files / "few.txt", "--output_dir", first,
-        "--teacher_pooling", "mean", "--bf16", "false", "--per_device_train_batch_size", 8, *quick_options(),
-    )  # fmt: skip
-    assert {"infonce_2x384", "hsic_2x384"} <= logged(first)[0].keys()
-    student = M3BertModel.from_pretrained(first)
-    assert (len(student.layers), student.config.hidden_size) == (2, 384)
-    triples = zip(sentences[:21], sentences[21:42], sentences[42:63], strict=True)
-    rows = [dict(zip(("anchor", "positive", "negative"), triple, strict=True)) for triple in triples]
-    (real_files / "negatives.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    run(
-        "ibkd-finetuning", "--config", "ibkd_sts_finetuning", "--model_name_or_path", first, "--train_files",
-        real_files / "negatives.jsonl", "--output_dir", second, "--projection_dim", 16, "--bf16", "false",
-        "--per_device_train_batch_size", 8, *quick_options(max_steps=2),
-    )  # fmt: skip
-    assert {"contrastive_2x16", "hsic_2x16"} <= logged(second)[0].keys()
-    model = sentence_transformers.SentenceTransformer(str(second), trust_remote_code=True)
-    assert model.encode(["a text"]).shape == (1, 16)
 
 
 # Published encoder that recipes name -> a config of its kind and layers; few layers where no recipe names one.
