@@ -6,16 +6,21 @@ import functools
 import itertools
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch.autograd.function import once_differentiable
+from transformers.utils import logging
 
 from ...encode.numerics import Buffers, blocks, check_dims, segments, summed_from_the_longest
 
+
+logger = logging.get_logger(__name__)
 
 # Scores in memory at a time (rows x vocabulary block). On a CPU, they and their gradients at a few dims should stay in
 # the cache: 2^19 float32 scores are 2 MiB per dim. Elsewhere, small blocks would leave the device waiting for the next
@@ -182,7 +187,10 @@ class _Head:
     ) -> Iterator[torch.Tensor]:
         """Yield the scores `(rows, block)` of each prefix, shortest first: always the tensor `scores`, updated in
         place."""
-        scores.copy_(bias) if bias is not None else scores.zero_()
+        if bias is None:
+            scores.zero_()
+        else:  # a block of words that are all switched off has a softmax, too
+            scores.copy_(bias.clamp(min=1e-6 * torch.finfo(scores.dtype).min))
         for segment in self.segments:
             _add_product_(scores, rows[:, segment], block_weight[:, segment].T)
             yield scores
@@ -352,10 +360,17 @@ def segment_gradients(
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as one kernel for any number of rows and columns, where Triton and the C compiler that it calls are
-    there; else the function as it is."""
-    there = find_spec("triton") and any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang")))
-    return torch.compile(function, dynamic=True) if there else function
+    """A function as one kernel for any number of rows and columns, where there is what compiles it: Triton, and the C
+    compiler and Python's headers that it needs. Else the function as it is, with a warning."""
+    needed = {
+        "Triton": find_spec("triton"),
+        "a C compiler": any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))),
+        "Python's headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
+    }
+    if missing := [name for name, found in needed.items() if not found]:
+        logger.warning_once(f"The masked-LM head is not compiled, which makes it slower: {missing[0]} is missing.")
+        return function
+    return torch.compile(function, dynamic=True)
 
 
 class _CompiledCrossEntropy(torch.autograd.Function):

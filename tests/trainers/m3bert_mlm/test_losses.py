@@ -64,6 +64,18 @@ def test_nested_cross_entropy_equals_the_naive_loop(rows, vocab, width, dims, bl
         torch.testing.assert_close(actual, wanted, atol=1e-11, rtol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_blocks_of_words_that_are_switched_off(dtype):
+    states, weight, offset, targets = random_head(6, 31, 12, dtype=dtype)
+    offset.data[7:21] = -torch.inf
+    targets = targets % 7
+    losses = nested_cross_entropy(states, weight, offset, targets, dims=(3, 12), block_size=7)
+    expected = naive_nested(states, weight, offset, targets, dims=(3, 12))
+    torch.testing.assert_close(losses, expected)
+    found, wanted = (torch.autograd.grad(its.sum(), (states, weight)) for its in (losses, expected))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_nested_cross_entropy_in_float32_with_large_scores():
     states, weight, offset, targets = random_head(6, 301, 24, dtype=torch.float32)
     losses = nested_cross_entropy(states * 30, weight, offset, targets, dims=(3, 24), block_size=50)
