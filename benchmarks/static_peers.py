@@ -217,8 +217,7 @@ class WordTables:
         counts = Counter(word for text in self.read for word in text if len(word) > 1)
         self.frequent = [word for word, _ in counts.most_common(most)]
         raw = RawStates(self.model.eval(), self.tokenizer, "mean", batch_size=64)
-        identity = {"pooling": "mean", "compute_dtype": "torch.float32"}
-        tokens = token_embeddings(self.model, self.tokenizer, raw.pooled, identity, exits.FOLDER, ignored=self.ignored)
+        tokens = token_embeddings(self.model, self.tokenizer, raw.pooled, ignored=self.ignored)
         self.vectors = [tokens, self.model.get_input_embeddings().weight.detach()]
         if self.frequent:
             frame, inputs = Frame.of(self.tokenizer), self.vectors[1]

@@ -53,6 +53,7 @@ ALLOWED = {
     ("trainers/exit_distillation/teacher_space.py", "state-only maps"): "the name of `state_only_weight`",
     ("m3bert/encode/states.py", "state-only"): "the map that reads no table",
     ("m3bert/index/index.py", "FROM state"): "a table of SQLite",
+    ("m3bert/index/__init__.py", "ENGINES Hit"): "two names",
     ("scripts/quickstart.py", "lines of a given width"): "a question to the documentation of Python",
 }
 

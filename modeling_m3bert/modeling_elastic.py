@@ -178,8 +178,8 @@ class Source:
 
 
 def source_of(encoder: Any) -> Source:
-    """How an encoder was loaded. Of one that other code has loaded, only the name is known, and the files are those of
-    the newest commit. If they cannot be reached, there are no settings, which is logged."""
+    """How an encoder was loaded. If other code has loaded it, only its name is known, and the files of the newest commit
+    are read. If they cannot be reached, there are no settings, which is logged."""
     if "loaded_from" in encoder.__dict__:
         return encoder.loaded_from
     name = encoder.config.name_or_path
@@ -584,7 +584,9 @@ class ElasticMixin(_Model):
             config, kwargs = own.config(ElasticConfig if cls in _NATIVE else cls.config_class, kwargs)
         kwargs |= source.hub
         kwargs.pop("code_revision", None)
-        adapter = {key: source.hub[key] for key in ("cache_dir", "local_files_only") if key in source.hub}
+        adapter: dict[str, Any] = {
+            key: its for key, its in source.hub.items() if key in ("cache_dir", "local_files_only")
+        }
         adapter |= kwargs.pop("adapter_kwargs", None) or {}
         adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
         trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
@@ -1189,7 +1191,7 @@ def plain_if_lost(config: Any, source: Source, variant: str | None) -> Any:
 
 
 def require_one_size(config: Any, source: Source, asked: Mapping[str, Any]) -> None:
-    """Raise a ValueError if another size than all layers and dims of a plain encoder is asked for."""
+    """Raise a ValueError if `output_layer` or `output_dim` name less than all of a plain encoder."""
     size, full = resolve_size(config, *map(asked.get, SIZE)), (config.num_hidden_layers, config.hidden_size)
     if size != full:
         raise ValueError(f"{source.name} has one size, {full[0]} layers and {full[1]} dims, not {size}.")

@@ -125,11 +125,11 @@ class Index:
                         f"`m3bert index {folder} --add`."
                     )
                 return cls(folder, before, encoder)
-            name = before["layout"]["collection"] if before and not overwrite else _new_collection(folder, url)
+            collection = before["layout"]["collection"] if before and not overwrite else _new_collection(folder, url)
             manifest = {
                 **settings,
                 "model": model or unwrap_encoder(encoder.model).config.name_or_path,
-                "layout": _layout(settings, plan, encoder, survey, name).to_dict(),
+                "layout": _layout(settings, plan, encoder, survey, collection).to_dict(),
                 "corpus": {name: getattr(rows.corpus, name) for name in CORPUS},
                 **{"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None},
             }
@@ -217,7 +217,7 @@ class Index:
             survey = surveyed(rows)
             self._note(finished=False)
             self._add(rows, survey, verbose, removed=removed)
-            return survey.count
+            return survey.total
 
     def add(self, corpus: Corpus, *, verbose: bool = False) -> int:
         """Add documents, whose ids must be new: see [`Index.change`]."""
@@ -293,9 +293,9 @@ class Index:
 
     def _add(self, rows: Rows, survey: Survey, verbose: bool, **changes: Any) -> None:
         """Store documents behind those of the index, and let them and other changes take place."""
-        with tqdm(desc="Indexing", total=survey.count, disable=not verbose, leave=False) as bar:
+        with tqdm(desc="Indexing", total=survey.total, disable=not verbose, leave=False) as bar:
             self.engine.add(self._batches(rows, survey, bar))
-        self._commit(next_key=rows.first + survey.count, documents=survey.digest, **changes)
+        self._commit(next_key=rows.first + survey.total, documents=survey.digest, **changes)
 
     def _batches(self, rows: Rows, survey: Survey, bar: tqdm) -> Iterator[Batch]:
         """The documents in chunks, with their vectors."""
@@ -349,7 +349,7 @@ class Rows:
             chunk = [
                 replace(row, id=str(number) if row.id is None else row.id) for number, row in enumerate(chunk, key)
             ]
-            taken = self.taken([row.id for row in chunk])
+            taken = self.taken([str(row.id) for row in chunk])
             for row in chunk:
                 if row.id in seen or row.id in taken:
                     raise ValueError(f"{row.place}: the id {row.id!r} is that of an earlier document.")
@@ -364,7 +364,7 @@ class Rows:
 class Survey(NamedTuple):
     """Number and digest of documents, the first of them, and the types of their metadata."""
 
-    count: int
+    total: int
     digest: str
     sample: list[Document]
     columns: dict[str, str]
@@ -372,7 +372,8 @@ class Survey(NamedTuple):
 
 def surveyed(rows: Rows) -> Survey:
     """Read and check all documents, before any is embedded. Raises as [`Rows.chunks`]."""
-    count, digest, sample = 0, rows.digest, []
+    count, digest = 0, rows.digest
+    sample: list[Document] = []
 
     def documents() -> Iterator[Document]:
         nonlocal count, digest

@@ -51,7 +51,8 @@ class FaissEngine(Engine):
         self._refine = layout.second
         if layout.first.symmetric or self._refine is None or self._refine.code != FLOAT:
             self._refine = None
-        self._index, self._mapped = None, None
+        self._index: Any = None
+        self._mapped: tuple[int, int, int] | None = None
         self._map()
         self.store = Store(folder, layout)
 
@@ -151,7 +152,8 @@ class FaissEngine(Engine):
 
     def _has_only(self, committed: Committed) -> bool:
         """Whether the index is that from before a change."""
-        return self._index is not None and not committed.removed and (self._keys(self._index) < committed.end).all()
+        known = self._index is not None and not committed.removed
+        return known and bool((self._keys(self._index) < committed.end).all())
 
     def _keys(self, index: Any) -> np.ndarray:
         return self._faiss.vector_to_array(index.id_map)

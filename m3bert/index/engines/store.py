@@ -95,7 +95,8 @@ class Store:
 
     def keys_where(self, where: Where, committed: Committed | None = None) -> np.ndarray:
         """Keys of the documents with certain metadata that belong to the index, in ascending order."""
-        conditions, values = ["key < ?"], [committed.end if committed else 2**63 - 1]
+        conditions: list[str] = ["key < ?"]
+        values: list[Any] = [committed.end if committed else 2**63 - 1]
         for column, wanted in where.items():
             marks = ", ".join("?" * len(wanted))  # not metadata ->> '$."name"': such a path has no quotes in names
             conditions.append(f"EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value IN ({marks}))")
