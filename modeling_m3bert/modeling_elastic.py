@@ -178,8 +178,8 @@ class Source:
 
 
 def source_of(encoder: Any) -> Source:
-    """How an encoder was loaded. If other code has loaded it, only its name is known, and the files of the newest commit
-    are read. If they cannot be reached, there are no settings, which is logged."""
+    """How an encoder was loaded. If another library has loaded it, only its name is known, and the files of the newest
+    commit are read. If they cannot be reached, there are no settings, which is logged."""
     if "loaded_from" in encoder.__dict__:
         return encoder.loaded_from
     name = encoder.config.name_or_path

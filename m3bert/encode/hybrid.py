@@ -22,7 +22,7 @@ from .words import words
 CANDIDATES = 1000  # documents per query that each search gives
 BM25_WEIGHT = 0.5  # a round value; benchmarks/static_peers.py compares others
 RANK_CONSTANT = 60
-# Frequent words of English (those of Lucene): a query searches all others.
+# Frequent words of English (those of Lucene): a query searches all others, if it has any.
 STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
     "to was will with".split()
@@ -75,7 +75,8 @@ def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDI
     index = bm25s.BM25(k1=1.2, b=0.75, method="lucene", dtype="float64")
     index.index(terms, show_progress=False)
     for number, query in enumerate(queries):
-        asked = [word for word in map(folded, words(query)) if word not in STOP_WORDS]
+        every = [*map(folded, words(query))]
+        asked = [word for word in every if word not in STOP_WORDS] or every  # "to be or not to be"
         if asked:
             found = index.get_scores(stemmer.stemWords(asked))
             best = _best(np.flatnonzero(found), found[found > 0], k)

@@ -92,3 +92,8 @@ def test_no_other_part_divides_texts():
 def test_texts_without_a_word_find_nothing():
     found = bm25_search(["!", "a", ""], ["?", "...", ""])
     assert np.array_equal(found.rows, -np.ones((3, 3))) and not found.scores.any()
+
+
+def test_a_query_of_stop_words_alone_searches_these():
+    found = bm25_search(["to be or not to be"], ["some text", "he said to be or not to be"])
+    assert found.rows[0].tolist() == [1, -1]
