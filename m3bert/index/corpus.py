@@ -94,7 +94,10 @@ class Corpus:
         if id_ is None and self.id_column in row:
             raise ValueError(f"{place}: the document has no id in the column {self.id_column}.")
         metadata = {name: None if row[name] != row[name] else row[name] for name in columns}  # JSON has no NaN
-        metadata = json.loads(json.dumps(metadata, default=text_of))
+        try:
+            metadata = json.loads(json.dumps(metadata, default=text_of, allow_nan=False))
+        except ValueError as error:
+            raise ValueError(f"{place}: the metadata have a number that is not finite, which JSON lacks.") from error
         for name, kind in types.items():
             try:
                 metadata[name] = _as_type(metadata[name], kind)

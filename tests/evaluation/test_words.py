@@ -73,7 +73,7 @@ def test_a_word_is_compared_without_case_accents_and_forms_of_unicode():
 # Files that divide at spaces, or by `\w`, what is no text of a user: messages, docstrings, names of files, options and
 # models, cards, Python's own documentation, a text that is shown in one line, a list of stop words.
 OTHERS = """
-durable help_texts qdrant_engine quickstart composition papers files stdlib_docs upload own_data command
+durable help_texts lazy qdrant_engine quickstart composition papers files stdlib_docs upload own_data command
 preparing hybrid mteb_meta search formats training_record sections publication modeling_elastic settings_m3bert
 """
 
