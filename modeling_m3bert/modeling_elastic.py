@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import inspect
 import json
 import os
@@ -25,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -721,6 +721,9 @@ class ElasticMixin(_Model):
         if not is_main_process:
             return
         variant = kwargs.get("variant")
+        forms = [folder / of_variant(file, variant) for file in ("model.safetensors", "model.safetensors.index.json")]
+        if all(file.is_file() for file in forms):  # one of them is of an earlier save, and the library keeps it
+            min(forms, key=lambda file: file.stat().st_mtime_ns).unlink()
         if depth == 0:  # the library writes no file then, and reads none without one
             save_file({}, folder / of_variant("model.safetensors", variant), metadata={"format": "pt"})
         parts = {key.replace("table.weight", "table"): its for key, its in parts.items()}
@@ -1411,6 +1414,8 @@ for _head in HEADS:
         {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
     )
 
-# Remote code is no attribute of its package, where dill looks for it by name, else it would pickle all of it.
+# Remote code is loaded without its package, in which dill looks for it by name, else it would pickle all of it.
 if __package__:
-    setattr(importlib.import_module(__package__), __name__.rpartition(".")[2], sys.modules[__name__])
+    _package = sys.modules.setdefault(__package__, ModuleType(__package__))
+    _package.__dict__.setdefault("__path__", [os.path.dirname(__file__)])
+    setattr(_package, __name__.rpartition(".")[2], sys.modules[__name__])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
-from hashlib import blake2b
+from glob import glob
+from hashlib import blake2b, file_digest
 from typing import Any
 
 import torch
@@ -20,6 +22,15 @@ def hash_of(content: str | bytes, bits: int = 63) -> int:
 def key_of(settings: Mapping[str, Any]) -> str:
     """A short name for settings, which are JSON values."""
     return blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def digest_of_files(patterns: Iterable[str]) -> str:
+    """A digest of the content of the files of this machine that patterns of paths find; URLs do not count."""
+    digest = blake2b(digest_size=8)
+    for file in sorted(path for pattern in patterns for path in glob(pattern, recursive=True) if os.path.isfile(path)):
+        with open(file, "rb") as content:
+            digest.update(file_digest(content, "sha256").digest())
+    return digest.hexdigest()
 
 
 def fingerprint_of(texts: Iterable[str], digest: blake2b | None = None) -> str:
