@@ -349,10 +349,6 @@ def drop_layers(folder: Path) -> None:
 
 DAMAGED = {
     "the weights have changed": (change_weights, "The weights of .* have changed since its exits and table were fit"),
-    "no extras": (
-        lambda folder: (folder / "elastic" / "weights.safetensors").unlink(),
-        "elastic/weights.safetensors: 'table' has the shape None",
-    ),
     "extras cut short": (
         lambda folder: (folder / "elastic" / "weights.safetensors").write_bytes(b"\0" * 100),
         "cannot be read; it may be incomplete",
