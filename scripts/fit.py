@@ -216,7 +216,7 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
     sentence-transformers, its code and its licence; and `others` of its folders, where it has them."""
     from huggingface_hub import snapshot_download
 
-    from ..modeling.modeling_elastic import FOLDER
+    from ..modeling.modeling_elastic import FOLDER, Source, weight_files
 
     found = Path(source)
     if not found.is_dir():
@@ -226,7 +226,9 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
     folders = [*(name for name in folders if re.fullmatch(FOLDER, name)), *others]
     if folders and not Path(source).is_dir():
         snapshot_download(source, revision=revision, allow_patterns=[f"{name}/*" for name in folders])
+    weights = {Path(file).name for file in weight_files(Source(str(found)))}  # not of other variants
     root = [file for pattern in SOURCE_FILES for file in found.glob(pattern) if file.is_file()]
+    root = [file for file in root if file.suffix != ".safetensors" or file.name in weights]
     for file in [*root, *(file for name in folders for file in (found / name).glob("*") if file.is_file())]:
         if file.suffix not in (".bin", ".md"):
             target = folder / file.relative_to(found)
