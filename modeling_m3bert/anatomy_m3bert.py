@@ -6,9 +6,10 @@ attention is causal, and in each layer the output matrix of the feed-forward net
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import permutations, product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,23 +42,57 @@ class Anatomy:
 
 
 @dataclass(frozen=True)
+class Inner:
+    """
+    The hidden units of a feed-forward network: `activation(a)`, or with a gate `activation(a) * b`, where a and b are
+    linear in what the network reads.
+
+    Args:
+        names (`tuple[str, ...]`): Names of the linear layers in the layer: of a, or of a and b, or of one that makes
+            both.
+        activation (`str`): Name of the activation.
+        swapped (`bool`): Whether b comes before a.
+    """
+
+    names: tuple[str, ...]
+    activation: str
+    swapped: bool = False
+
+    def parts(self, made: Sequence[torch.Tensor], count: int, dim: int = -1) -> list[torch.Tensor]:
+        """a, and b if there is a gate, of what the linear layers make; or the rows of their weights or biases that
+        make them, along another dim. `count` is the number of hidden units."""
+        if len(made) == 1 and made[0].shape[dim] == 2 * count:
+            made = made[0].chunk(2, dim=dim)
+        return [*reversed(made)] if self.swapped else [*made]
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The inverse of [`Inner.parts`], for rows of weights or biases."""
+        parts = [*reversed(parts)] if self.swapped else [*parts]
+        return parts if len(parts) == len(self.names) else [torch.cat(parts)]
+
+    def units(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The hidden units."""
+        active = ACT2FN[self.activation](parts[0])
+        return active if len(parts) == 1 else active * parts[1]
+
+
+@dataclass(frozen=True)
 class FeedForward:
     """
     The end of a layer: its output is `y + W g`, or a norm of it, where W is the output matrix of the feed-forward
-    network, g what it reads and y the residual.
+    network, g what it reads and y the residual. Where a norm is behind W, its output is `y + norm(W g)`.
 
     Args:
         output (`str`): Name of the linear layer W in the layer.
         norm (`str`, *optional*): Name of the closing norm of a post-norm layer.
-        inner (`str`, *optional*): Name of the linear layer that reads y, if `g = activation(inner(y))` with an
-            activation for which `activation(y) - activation(-y) = y`.
-        activation (`str`, *optional*): Name of this activation.
+        behind (`str`, *optional*): Name of the norm behind W.
+        inner (`Inner`, *optional*): How g is made, if it is known.
     """
 
     output: str
     norm: str | None
-    inner: str | None = None
-    activation: str | None = None
+    behind: str | None = None
+    inner: Inner | None = None
 
 
 def anatomy_of(encoder: Any) -> Anatomy:
@@ -249,16 +284,29 @@ def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForwa
     linear = [name for name in inside if isinstance(layer.get_submodule(name), nn.Linear)]
     norms = [name for name, (_, _, its) in inside.items() if _equal(its, result)]
     norm = norms[0] if norms and isinstance(inside[norms[0]][0][0], torch.Tensor) else None
+    before = inside[norm][0][0] if norm is not None else result
+    shift = torch.randn_like(result) * result.std()
     for output in reversed(linear):
-        if inside[output][2].shape != result.shape:
-            continue
-        shift = torch.randn_like(result) * result.std()
-        end = _rerun(layer, args, kwargs, output, shift, norm)
-        before = inside[norm][0][0] if norm is not None else result
-        if not torch.allclose((end - before).float(), shift.float(), rtol=1e-2, atol=1e-3 * float(shift.std())):
-            continue
-        return FeedForward(output, norm, *_inner_of(layer, inside, output, before, config))
+        for behind in (None, *_norms_of(layer, inside, inside[output][2])):
+            if inside[output][2].shape != result.shape:
+                continue
+            end = _rerun(layer, args, kwargs, behind or output, shift, norm)
+            if torch.allclose((end - before).float(), shift.float(), rtol=1e-2, atol=1e-3 * float(shift.std())):
+                return FeedForward(output, norm, behind, _inner_of(inside, linear, inside[output][0][0], config))
     return None
+
+
+def _norms_of(layer: nn.Module, inside: Calls, state: torch.Tensor) -> list[str]:
+    """Names of the modules that read this state and do not see its scale."""
+    readers = [name for name, (args, _, _) in inside.items() if args and _equal(args[0], state)]
+    modules = {name: layer.get_submodule(name) for name in readers}
+    return [
+        name
+        for name, its in modules.items()
+        if getattr(its, "weight", None) is not None
+        and its.weight.shape == state.shape[-1:]
+        and torch.allclose(its(100 * state), its(10 * state), rtol=1e-2)
+    ]
 
 
 def _rerun(
@@ -277,23 +325,19 @@ def _rerun(
     return read[-1] if norm is not None else result
 
 
-def _inner_of(
-    layer: nn.Module, inside: Calls, output: str, before: torch.Tensor, config: Any
-) -> tuple[str, str] | tuple[()]:
-    """Name of the linear layer in front of an activation without a gate, and of the activation."""
-    name = getattr(config, "hidden_act", None) or getattr(config, "activation", None)
-    gate, residual = inside[output][0][0], before - inside[output][2]
-    if not isinstance(name, str) or name not in ACT2FN or not _is_odd_sum(name):
-        return ()
-    for inner, (args, _, its) in inside.items():
-        fits = isinstance(layer.get_submodule(inner), nn.Linear) and its.shape == gate.shape and inner != output
-        if fits and torch.allclose(ACT2FN[name](its), gate, rtol=1e-3, atol=1e-5):
-            if torch.allclose(args[0], residual, rtol=1e-2, atol=1e-3 * float(residual.std())):
-                return inner, name
-    return ()
-
-
-def _is_odd_sum(activation: str) -> bool:
-    """Whether `activation(y) - activation(-y) = y`, as of ReLU, GELU and SiLU."""
-    y = torch.linspace(-4, 4, 33)
-    return torch.allclose(ACT2FN[activation](y) - ACT2FN[activation](-y), y, atol=1e-5)
+def _inner_of(inside: Calls, linear: Sequence[str], hidden: torch.Tensor, config: Any) -> Inner | None:
+    """How the hidden units are made, by the activations that the config names; `None` if in another way."""
+    named = sorted({value for value in config.to_dict().values() if isinstance(value, str) and value in ACT2FN})
+    count = hidden.shape[-1]
+    fits = [name for name in linear if inside[name][2].shape[-1] in (count, 2 * count)]
+    for names in (*((name,) for name in fits), *permutations(fits, 2)):
+        made = [inside[name][2] for name in names]
+        if not _equal(inside[names[0]][0][0], inside[names[-1]][0][0]):
+            continue
+        for activation, swapped in product(named, (False, True)):
+            inner = Inner(names, activation, swapped)
+            parts = inner.parts(made, count)
+            if all(part.shape == hidden.shape for part in parts):
+                if torch.allclose(inner.units(parts), hidden, rtol=1e-3, atol=1e-5):
+                    return inner
+    return None

@@ -1,42 +1,31 @@
 """
 Which layers a depth runs: candidates, and the measure that chooses among them.
 
-Both measures need no labels. Queries are short spans of held-out texts, embedded by the candidate; passages are texts
-of the fit at full depth. [`divergence`] compares all similarities of a query with those at full depth, and chooses.
+Both measures need no labels. Queries are short spans of texts, embedded by the candidate; passages are texts of the
+fit at full depth. [`divergence`] compares all similarities of a query with those at full depth, and chooses.
 [`retrieval_kept`] compares the nearest ten alone, and is for the reader: the nearest ten of a span are often texts
 with the same words, which the first layers find as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tqdm.auto import tqdm
 
-from ..encode.ranks import rank, sum_over_ranks
+from ..encode.ranks import rank
 from ..encode.tokenized_texts import TokenizedText
-from ..encode.words import word_spans
-from .ridge import Regression, apply_affine
-from .sums import ExitSums, PathFit, on_all_ranks
+from .passes import RawStates
+from .paths import Groups, gaps_of, quick_refits, with_refits
+from .spans import is_query
+from .sums import on_all_ranks
 
 
-if TYPE_CHECKING:
-    from .passes import RawStates
-    from .paths import Tensors
-
-    Refits = tuple[PathFit, Tensors]
-
-
-QUERIES = 0.1  # share of the texts whose spans are queries; nothing is fitted to these spans
-SPAN_WORDS = (3, 16)
 NEAREST, RELEVANT = 10, 100
-PENALTIES = (1e-2, 1e-1)
 TEMPERATURE = 1.5
-TABLE_GAIN = 0.01
 SHARES = (1 / 6, 1 / 3, 1 / 2, 2 / 3)
 
 
@@ -66,8 +55,9 @@ class Queries:
     passages: torch.Tensor
 
     @classmethod
-    def of(cls, groups: Sequence[TextGroup], passages: torch.Tensor) -> Queries:
+    def of(cls, groups: Iterable[TextGroup], passages: torch.Tensor) -> Queries:
         """The queries among some texts. ValueError if there are none."""
+        groups = list(groups)
         own = [[row for row, its in enumerate(texts) if is_query(its.text)] for texts, _ in groups]
         ids = [texts[row].ids for (texts, _), rows in zip(groups, own, strict=True) for row in rows]
         wanted = [targets[rows] for (_, targets), rows in zip(groups, own, strict=True)]
@@ -82,48 +72,48 @@ class Queries:
         return Measured(divergence(*found), retrieval_kept(*found))
 
 
-def without_queries(groups: Sequence[TextGroup]) -> list[TextGroup]:
-    """The texts that are no queries."""
-    kept = [[row for row, its in enumerate(texts) if not is_query(its.text)] for texts, _ in groups]
-    return [([texts[row] for row in rows], targets[rows]) for (texts, targets), rows in zip(groups, kept, strict=True)]
-
-
 def choose(
     raw: RawStates,
-    refits: Mapping[int, list[Refits]],
-    rows: Sequence[TextGroup],
+    depths: Sequence[int],
+    texts: Groups,
     queries: Queries,
-    sums: ExitSums,
+    after: Callable[[torch.Tensor], torch.Tensor],
     description: str | None = None,
-) -> tuple[dict[int, Refits], dict[int, dict[str, float]]]:
+) -> dict[int, dict[tuple[int, ...], Measured]]:
     """
-    The best of some paths for each depth, which is the one whose hidden state comes closest to the whole model with an
-    exit that is fitted to `rows`; and the retrieval that each of them keeps, by its layers and kind, best first.
+    Compare lists of layers for each depth: those with one gap, and then those that differ from the best one in a layer
+    beside its gap. All are refitted quickly ([`quick_refits`]).
+
+    Args:
+        raw ([`RawStates`]): The encoder. Its depths are changed.
+        depths (`Sequence[int]`): The depths.
+        texts (`Sequence[Sequence[TokenizedText]]`): Groups of texts, for the refits.
+        queries ([`Queries`]): What the lists are measured on.
+        after (`Callable`): What follows the last layer: a map of pooled hidden states.
+        description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
+
+    Returns:
+        `dict[int, dict[tuple[int, ...], Measured]]`: Depth -> layers -> their measures, the best ones first.
     """
-    ids, targets = [its.ids for texts, _ in rows for its in texts], torch.cat([its for _, its in rows])
-    found: dict[int, list[Measured]] = {depth: [] for depth in refits}
-    quiet, most = description is None or rank() > 0, max(map(len, refits.values()))
-    for number in tqdm(range(most), f"{description}: layers", unit=" lists", disable=quiet, leave=False):
-        some = {depth: its[number] for depth, its in refits.items() if number < len(its)}
-        raw.encoder.set_depths(paths={depth: (fit.layers, tensors) for depth, (fit, tensors) in some.items()})
-        states, asked = raw.pooled(ids, [*some]), raw.pooled(queries.ids, [*some])
-        for depth in some:
-            own = Regression.of(states[depth], targets)
-            regression = Regression(sum_over_ranks(own.products), sum_over_ranks(own.cross_products))
-            maps = (sums.matched(regression, penalty) for penalty in PENALTIES)
-            found[depth].append(min(queries.measured(apply_affine(its, asked[depth].double())) for its in maps))
-    order = {depth: sorted(range(len(its)), key=its.__getitem__) for depth, its in found.items()}
-    names = {depth: [str(fit) for fit, _ in its] for depth, its in refits.items()}
-    return (
-        {depth: refits[depth][its[0]] for depth, its in order.items()},
-        {depth: {names[depth][place]: found[depth][place].kept for place in its} for depth, its in order.items()},
-    )
+    encoder = raw.encoder
+    last = encoder.config.num_hidden_layers
+    refits = quick_refits(raw, texts, last, description)
+    found: dict[int, dict[tuple[int, ...], Measured]] = {depth: {} for depth in depths}
 
+    def measure(lists: Mapping[int, Sequence[tuple[int, ...]]]) -> None:
+        most, quiet = max(map(len, lists.values()), default=0), description is None or rank() > 0
+        for number in tqdm(range(most), f"{description}: lists", unit=" lists", disable=quiet, leave=False):
+            some = {depth: its[number] for depth, its in lists.items() if number < len(its)}
+            encoder.set_depths(
+                paths={depth: ([*its], with_refits(encoder, its, refits)) for depth, its in some.items()}
+            )
+            for depth, states in raw.pooled(queries.ids, [*some]).items():
+                found[depth][some[depth]] = queries.measured(after(states))
 
-def reads_table(joint: Measured, state_only: Measured) -> bool:
-    """Whether the exit of a path reads the table, too: it comes closer and keeps at least one point more of the
-    retrieval. Spans share more words with their texts than questions do, so they flatter the table."""
-    return joint.divergence < state_only.divergence and joint.kept >= state_only.kept + TABLE_GAIN
+    measure({depth: candidates_of(depth, last) for depth in depths})
+    best = {depth: min(its, key=its.__getitem__) for depth, its in found.items()}
+    measure({depth: [its for its in neighbours_of(best[depth]) if its not in found[depth]] for depth in depths})
+    return {depth: dict(sorted(its.items(), key=lambda item: item[1])) for depth, its in found.items()}
 
 
 def default_depths(last: int) -> list[int]:
@@ -132,30 +122,21 @@ def default_depths(last: int) -> list[int]:
     return sorted(depth for depth in depths if depth < last)
 
 
-def candidates_of(depth: int, last: int) -> list[list[int]]:
-    """The lists of layers to compare for a depth of a model with `last` layers: the first ones, and the first and the
-    last ones for the splits that are closest to one half. `benchmarks.reproduction.paths --candidates` scores these
-    and others."""
-    tops = [top for top in (depth // 2 - 1, depth // 2, depth // 2 + 1) if 0 < top < depth]
-    paths = [[*range(1, depth - top + 1), *range(last - top + 1, last + 1)] for top in tops]
-    return [[*range(1, depth + 1)], *(path for path in paths if len(set(path)) == depth)]
+def candidates_of(depth: int, last: int) -> list[tuple[int, ...]]:
+    """The lists of `depth` layers of a model with `last` layers that have one gap and end in the last layer: the first
+    a layers and the last b, for every a and b above 0."""
+    if depth >= last:
+        return []
+    return [(*range(1, depth - top + 1), *range(last - top + 1, last + 1)) for top in range(1, depth)]
 
 
-def is_query(text: str) -> bool:
-    """Whether the span of a text is a query of the comparison."""
-    return blake2b(text.encode(), digest_size=4, person=b"query").digest()[0] < QUERIES * 256
-
-
-def span_of(text: str) -> str:
-    """Some words in a row of a text, in place of a query: 3 to 16 ([`word_spans`]), or all of a shorter text. The same
-    text always gives the same span."""
-    words = word_spans(text) or [(0, len(text))]
-    digest = blake2b(text.encode(), digest_size=8).digest()
-    fewest, most = SPAN_WORDS
-    count = fewest + int.from_bytes(digest[:4], "big") % (most - fewest + 1)
-    start = int.from_bytes(digest[4:], "big") % max(1, len(words) - count + 1)
-    chosen = words[start : start + count]
-    return text[chosen[0][0] : chosen[-1][1]]
+def neighbours_of(layers: Sequence[int]) -> list[tuple[int, ...]]:
+    """The lists of layers that have a skipped layer in place of one beside a gap, which is neither the first nor the
+    last one."""
+    skipped = {*range(1, layers[-1])} - {*layers}
+    beside = {layers[place + side] for place in gaps_of(layers) for side in (0, 1)} - {layers[0], layers[-1]}
+    lists = {tuple(sorted({*layers, other} - {layer})) for layer in beside for other in skipped}
+    return sorted(lists - {tuple(layers)})
 
 
 def divergence(queries: torch.Tensor, wanted: torch.Tensor, passages: torch.Tensor) -> float:

@@ -1,6 +1,6 @@
 """
-Depths in closed form: one ridge regression per depth, from its pooled hidden state to the embedding of the last layer,
-a table with one row per token of the vocabulary that they read beside it, and paths that skip layers.
+Depths in closed form: paths, which skip layers and end in the last ones; prefixes, each with one ridge regression from
+its pooled hidden state to the embedding of the last layer; and a table with one row per token of the vocabulary.
 
 Every depth of the encoder then embeds into the same space, without any training.
 """
@@ -27,18 +27,20 @@ from ..encode.tokenized_texts import TokenizedTexts
 from ..modeling import EmbeddingSettings
 from ..modeling.modeling_elastic import Elasticity, make_elastic
 from ..trainers.data.teacher import TeacherEmbeddings
-from .choice import Measured, Queries, candidates_of, choose, reads_table, without_queries
+from .choice import Measured, Queries, candidates_of, choose
 from .kept import KeptParts
 from .passes import PATH_TEXTS, RawStates, TextPasses, token_features
 from .paths import Tensors, fit_paths
-from .ridge import weight_and_bias
+from .ridge import apply_affine, weight_and_bias
+from .spans import QUERIES
 from .sums import ExitMaps, LayerFit, PathFit
 from .token_features import check_tokenizer
 
 
 BASES = ("last_layer", "principal")
 REFIT_TEXTS = 3000  # for the refits of paths: about 200,000 tokens
-SPAN_TOKENS, GRAM_LAYERS = 14, 4  # for the estimate of the time: tokens of a span, layers that cost as much as a refit
+# For the estimate of the time: tokens of a span, layers that cost as much as a refit, all lists per list with one gap.
+SPAN_TOKENS, GRAM_LAYERS, LISTS = 14, 4, 4
 Sources = Mapping[str, Iterable[str]]
 
 
@@ -48,7 +50,8 @@ class ExitFit:
     Record of the fit of a model's depths, which is saved in its config under `elastic`.
 
     Args:
-        layers (`dict[int, LayerFit]`): Layer -> its fit, for layers below the last.
+        layers (`dict[int, LayerFit]`): Layer -> the fit of its exit, for prefixes and the table; with a teacher, for
+            the last layer, too.
         state_only (`dict[int, LayerFit]`): Layer -> the fit of the map that reads the hidden state without the static
             table, for layers that have both.
         pooling (`str`): Pooling of the hidden states of tokens.
@@ -62,11 +65,11 @@ class ExitFit:
         prompts (`list[str]`): Prompts that were put before the texts in turn.
         features (`int`): Number of features of a token that the static table was fitted from; 0 without a table. With
             fewer texts than features, a fit relies on its penalty.
-        paths (`dict[int, PathFit]`): Depth -> the fit of its path. `layers` has that of its exit.
-        candidates (`dict[int, dict[str, float]]`): Depth -> layers and kind of refit that were compared for it -> the
-            share of the retrieval that they keep ([`retrieval_kept`]), the chosen one first.
-        retrieval (`dict[int, float]`): Depth -> the share of the retrieval that it keeps with its exit; `-l` is depth
-            l without the table.
+        paths (`dict[int, PathFit]`): Depth -> the fit of its path.
+        candidates (`dict[int, dict[str, float]]`): Depth -> lists of layers that were compared for it -> the share of
+            the retrieval that they keep after a quick refit ([`retrieval_kept`]), the chosen one first.
+        retrieval (`dict[int, float]`): Depth -> the share of the retrieval that it keeps; `-l` is depth l without the
+            table.
         to_target (`torch.Tensor` of shape `(dim, target dims)`, *optional*): With a teacher that is wider than the
             model, or the principal basis: `vectors @ to_target` are in the teacher's space. It is not in the config.
     """
@@ -128,11 +131,9 @@ def fit_exits(
        last layer. It gives the static table T, one row per token: depth 0 of a text is the mean of its tokens' rows.
     5. Depth l: a ridge regression from [pooled hidden state of l, mean of T] to the same target; beside it, one from
        the hidden state alone, which a native export uses.
-    6. Paths: the layers before their gaps are refitted on the tokens of 3,000 texts ([`fit_paths`]). For each depth in
-       `depths`, several lists of layers are compared; for all paths, the two ways to refit
-       ([`m3bert.exits.choice`]). 5,000 texts and a span of each, in place of a query, are then encoded through the
-       chosen paths, for their exits as in 5. The exit of a path reads the table only if that clearly comes closer
-       ([`~m3bert.exits.choice.reads_table`]).
+    6. Paths: for each depth in `depths`, several lists of layers are compared ([`m3bert.exits.choice`]). The layers
+       before the gaps of the best ones are then refitted on the tokens of 3,000 texts ([`fit_paths`]). A path ends in
+       the last layers, so it has no exit, unless the last layer has one, which is then that of the path, too.
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
@@ -147,8 +148,8 @@ def fit_exits(
             depth 0 is always among them. Default: none if there are `paths` or `depths`, else all of them.
         paths (`Mapping[int, Sequence[int]]`, *optional*): Depth -> its layers, counted from 1, the last of which is
             the model's.
-        depths (`Sequence[int]`, *optional*): Depths whose layers are chosen. One that comes no closer to the whole
-            model than the static table is left out.
+        depths (`Sequence[int]`, *optional*): Depths whose layers are chosen. Depth 1 runs the first layer. One that
+            comes no closer to the whole model than the static table is left out.
         pooling (`str`, *optional*): `"mean"`, `"cls"` or `"lasttoken"`. Default: as the model was published, else the
             mean.
         static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
@@ -205,14 +206,14 @@ def fit_exits(
     elif projection is None:
         projection = Projection.of(settings.projection)
     depth, width = config.num_hidden_layers, config.hidden_size
-    routes = {length: [list(its)] for length, its in sorted((paths or {}).items())}
-    routes |= {length: candidates_of(length, depth) for length in depths if length not in routes}
+    given = {length: [*its] for length, its in sorted((paths or {}).items())}
+    routes = {length: its for length, its in given.items() if its != [*range(1, length + 1)]}
+    chosen = [length for length in sorted({*depths} - {*given}) if candidates_of(length, depth)]
     if layers is None:
-        layers = [] if routes else range(1, depth)
-    layers = sorted({*layers, *([0] if static else [])} - {*routes, depth})
-    for number in range(max(map(len, routes.values()), default=1)):
-        some = {length: its[min(number, len(its) - 1)] for length, its in routes.items()}
-        Elasticity(some, layers, [0] if static else []).validate(config)
+        layers = [] if given or depths else range(1, depth)
+    layers = sorted({*layers, *depths, *given, *([0] if static else [])} - {*routes, *chosen, depth})
+    some = routes | {length: [*candidates_of(length, depth)[0]] for length in chosen}
+    Elasticity(some, layers, [0] if static else []).validate(config)
     if static:
         check_tokenizer(tokenizer, config.vocab_size)
     if max_length is None:
@@ -241,7 +242,7 @@ def fit_exits(
         encoder.set_depths()
         raw = RawStates(encoder, tokenizer, pooling, batch_size, compute_dtype)
         if description is not None and rank() == 0:
-            tqdm.write(_cost(raw, tokenized, tokenizer if static else None, routes))
+            tqdm.write(_cost(raw, tokenized, tokenizer if static else None, [*routes, *chosen]))
         # The pooler is not read, and many checkpoints leave it to chance.
         identity = {
             **encoder_parts(model, tokenizer, without=("elastic", "pooler")),
@@ -252,58 +253,65 @@ def fit_exits(
         if static:
             tokens = token_features(raw, tokenized, prompts, cache_dir, identity, progress=description is not None)
         passes = TextPasses(raw, tokenized, tokens, description)
-        settled = [layers, routes, static, max_length, query_prompt, list(prompts)]
+        settled = [layers, routes, chosen, static, max_length, query_prompt, list(prompts)]
         data = [tokenized.fingerprint, tokenized.counts, target]
         kept_parts = KeptParts(cache_dir, {**identity, "settled": settled, "data": data}, encoder.device)
         sums, targets = kept_parts("sums", lambda: passes.sums(layers, projection, teacher))
         maps = ExitMaps(sums, basis, config, projection if stays else None)
-        maps.add(sums)
-        sampled = list(zip(passes.sampled(PATH_TEXTS), targets, strict=True))
-        spans = sampled  # a teacher has no embeddings of spans
-        if teacher is None:
-            groups = passes.spans(query_prompt, max_length, only_queries=not routes)
-            spans = list(zip(groups, kept_parts("spans", lambda: passes.targets(groups, projection)), strict=True))
-        queries = Queries.of(spans, torch.cat(targets))
-        fitted: dict[int, tuple[PathFit, Tensors]] = {}
-        compared: dict[int, dict[str, float]] = {}
-        if routes:
-            every = [layers for its in routes.values() for layers in its]
-            label = description and "Refitting layers"
-            refits = kept_parts(
-                "refits", lambda: fit_paths(raw, passes.sampled(REFIT_TEXTS), every, description=label)
-            )
-            found = {length: [its for its in refits if its[0].layers in each] for length, each in routes.items()}
-            rows = without_queries(spans)
-            fitted, compared = kept_parts("choice", lambda: choose(raw, found, rows, queries, sums, description))
-            encoder.set_depths(paths=_by_layers(fitted))
-            maps.add(passes.path_sums([*fitted], rows if teacher is not None else [*rows, *sampled]))
-
         exits = {layer: its.affine for layer, its in maps.state_only.items()}
+        joints = {layer: its.affine for layer, its in maps.joints.items()}
         if teacher is None and not stays and (basis != "last_layer" or projection is not None):
             last = torch.eye(width).to(maps.to_space) if projection is None else projection.weight.to(maps.to_space)
             exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ maps.to_space
 
+        def after(states: torch.Tensor) -> torch.Tensor:
+            """What follows the last layer."""
+            if stays and projection is not None:
+                return projection.to(states.device)(states.float())
+            return apply_affine(exits[depth], states.double()) if depth in exits else states
+
+        groups = passes.sampled(PATH_TEXTS)  # a teacher has no embeddings of spans
+        asked = targets
+        if teacher is None:
+            groups = passes.spans(query_prompt, max_length)
+            asked = kept_parts("spans", lambda: passes.targets(groups, projection))
+        queries = Queries.of(zip(groups, asked, strict=True), torch.cat(targets))
+        if not stays:
+            wanted, passages = queries.wanted @ maps.to_space, queries.passages @ maps.to_space
+            queries = replace(queries, wanted=wanted, passages=passages)
+        compared: dict[int, dict[tuple[int, ...], Measured]] = {}
+        fitted: dict[int, tuple[PathFit, Tensors]] = {}
+        if chosen or routes:
+            some_texts, label = passes.sampled(REFIT_TEXTS), description and "Refitting layers"
+            if chosen:
+                compared = kept_parts("choice", lambda: choose(raw, chosen, some_texts, queries, after, label))
+                routes |= {length: [*next(iter(its))] for length, its in compared.items()}
+            refits = kept_parts("refits", lambda: fit_paths(raw, some_texts, routes.values(), label))
+            fitted = dict(zip(routes, refits, strict=True))
+            for maps_of in (exits, joints):
+                maps_of |= dict.fromkeys(fitted, maps_of[depth]) if depth in maps_of else {}
+
         def put(fit: Mapping[str, Any] | None = None) -> None:
             encoder.set_depths(
                 exits={layer: weight_and_bias(affine) for layer, affine in exits.items()},
-                joints={layer: weight_and_bias(its.affine) for layer, its in maps.joints.items()},
-                paths=_by_layers(fitted),
+                joints={layer: weight_and_bias(affine) for layer, affine in joints.items()},
+                paths={length: (its.layers, tensors) for length, (its, tensors) in fitted.items()},
                 table=None if tokens is None or maps.table is None else tokens.table(maps.table.affine),
                 ignored_ids=() if tokens is None else tokens.ignored,
                 fit=fit,
             )
 
         put()
-        measured = _measured(raw, queries, maps, projection if stays else None)
-        for length in fitted:
-            if length in maps.joints and not reads_table(measured[length], measured[-length]):
-                del maps.joints[length]
-                measured[length] = measured.pop(-length)
-            if length not in (paths or {}) and 0 in measured and measured[length] >= measured[0]:
-                for its in (exits, maps.joints, maps.state_only):
+        readable = [*([0] if static else []), *maps.state_only, *fitted, *(-layer for layer in joints)]
+        measured = {}
+        for length, vectors in sorted(raw.pooled(queries.ids, readable, exits=True).items()):
+            if stays and projection is not None:
+                vectors = projection.to(vectors.device)(vectors.float())
+            measured[length] = queries.measured(vectors)
+        for length in {*depths} - {*given}:
+            if 0 in measured and measured[length] >= measured[0]:
+                for its in (exits, joints, fitted, maps.joints, maps.state_only):
                     its.pop(length, None)
-        left_out = {length for length in fitted if length not in exits}
-        fitted = {length: its for length, its in fitted.items() if length not in left_out}
         read = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
         fit = ExitFit(
             layers={layer: read[layer].report for layer in sorted(read)},
@@ -319,7 +327,10 @@ def fit_exits(
             prompts=list(prompts),
             features=0 if tokens is None else tokens.width,
             paths={layer: its for layer, (its, _) in fitted.items()},
-            candidates=compared,
+            candidates={
+                length: {",".join(map(str, layers)): its.kept for layers, its in found.items()}
+                for length, found in compared.items()
+            },
             retrieval={length: its.kept for length, its in measured.items()},
             to_target=maps.to_space[:, : maps.dim].T.float().cpu()
             if teacher is not None and (basis != "last_layer" or teacher.width > width)
@@ -347,38 +358,22 @@ def fit_exits(
 
 
 def _cost(
-    raw: RawStates, texts: TokenizedTexts, vocabulary: PreTrainedTokenizerBase | None, routes: Mapping[int, list[Any]]
+    raw: RawStates, texts: TokenizedTexts, vocabulary: PreTrainedTokenizerBase | None, depths: Sequence[int]
 ) -> str:
     """What a fit will do, and about how long it takes, by one batch of the texts."""
     last, count = raw.encoder.config.num_hidden_layers, len(texts)
-    tokens, spans = texts.tokens, SPAN_TOKENS * min(count, PATH_TEXTS)
+    tokens, refit = texts.tokens, texts.tokens * min(1, REFIT_TEXTS / count)
     rows = len(vocabulary) if vocabulary is not None else 0
-    lists = [layers for its in routes.values() for layers in its]
-    cost = (tokens + 4 * rows + spans * bool(lists)) * last  # in tokens and layers
-    if lists:
-        cost += tokens * min(1, REFIT_TEXTS / count) * (last + GRAM_LAYERS * len({len(its) for its in lists}))
-        cost += spans * 2 * sum(map(len, lists)) + (tokens * min(1, PATH_TEXTS / count) + spans) * sum(routes)
+    cost = (tokens + 4 * rows) * last  # in tokens and layers
+    if depths:
+        lists = sum(map(len, (candidates_of(length, last) for length in depths))) * LISTS
+        cost += refit * (last + GRAM_LAYERS * (last / 4 + len(depths)))
+        cost += SPAN_TOKENS * min(count, PATH_TEXTS) * QUERIES * lists * last
     ids = [its.ids for its in next(iter(texts), [])[:64]]
     raw.pooled(ids[:8], [last])  # the first call is slower
     start = time.perf_counter()
     raw.pooled(ids, [last])
     minutes = cost / max(1, sum(map(len, ids)) * last) * (time.perf_counter() - start) / 60 / world_size()
     of_vocabulary = f", {rows:,} tokens of the vocabulary" if rows else ""
-    of_paths = f", {len(lists)} lists of layers to compare" if lists else ""
+    of_paths = f", {len(depths)} paths" if depths else ""
     return f"About {max(1, round(minutes))} min: {count:,} texts ({tokens:,} tokens){of_vocabulary}{of_paths}."
-
-
-def _measured(raw: RawStates, queries: Queries, maps: ExitMaps, projection: Projection | None) -> dict[int, Measured]:
-    """Depth -> how close it comes to the whole model with its exit; `-l` is depth l without the table."""
-    table = [] if maps.table is None else [0]
-    vectors = raw.pooled(queries.ids, [*table, *maps.state_only, *(-depth for depth in maps.joints)], exits=True)
-    if projection is None:
-        queries = replace(queries, wanted=queries.wanted @ maps.to_space, passages=queries.passages @ maps.to_space)
-    else:
-        projection = projection.to(raw.encoder.device)
-        vectors = {depth: projection(its.float()) for depth, its in vectors.items()}
-    return {depth: queries.measured(vectors[depth]) for depth in sorted(vectors)}
-
-
-def _by_layers(fitted: Mapping[int, tuple[PathFit, Tensors]]) -> dict[int, tuple[list[int], Tensors]]:
-    return {depth: (its.layers, tensors) for depth, (its, tensors) in fitted.items()}

@@ -1,4 +1,4 @@
-"""The passes of a fit of exits: over the vocabulary, over all texts, and over some texts through paths."""
+"""The passes of a fit of exits: over the vocabulary, over all texts, and over spans of some."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ..encode.ranks import rank
 from ..encode.states import Pooling, nested_states, truncate
 from ..encode.tokenized_texts import TokenizedText, TokenizedTexts
 from ..trainers.data.teacher import TeacherEmbeddings
-from .choice import TextGroup, is_query, span_of
 from .kept import KeptParts
 from .ridge import Name
+from .spans import is_query, span_of
 from .sums import FEATURES, TARGET, ExitSums
 from .token_features import TokenFeatures, token_embeddings
 
 
 logger = logging.getLogger(__name__)
-PATH_TEXTS = 5000  # for the exits of paths, which are encoded once more
+PATH_TEXTS = 5000  # the passages of the comparison of paths, and the texts that spans are taken from
 LONGEST_PROMPTS = 8  # tokens of all prompts that are left out of static vectors
 States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
@@ -129,7 +129,10 @@ class TextPasses:
         if teacher is not None:
             target_width = teacher.width
         mapped = [layer for layer in layers if layer > 0 or self.tokens is None] + ([] if teacher is None else [depth])
-        sums, sampled = self._no_sums(mapped, target_width), []
+        widths: dict[Name, int] = {**dict.fromkeys(mapped, config.hidden_size), TARGET: target_width}
+        if self.tokens is not None:
+            widths[FEATURES] = self.tokens.width
+        sums, sampled = ExitSums(widths, len(self.texts)), []
         for group, pooled in self._encoded(self.texts, len(self.texts), [*layers, depth], self.description):
             targets = _targets(group, pooled[depth], projection, teacher)
             sampled.append(targets[self.sampling(PATH_TEXTS)].clone())  # a view would keep all rows
@@ -137,7 +140,10 @@ class TextPasses:
                 kept = [row for row, its in enumerate(group) if not is_query(its.text)]
                 group, targets = [group[row] for row in kept], targets[kept]
                 pooled = {layer: its[kept] for layer, its in pooled.items()}
-            self._add(sums, group, pooled, targets)
+            vectors: dict[Name, torch.Tensor] = {**{layer: pooled[layer] for layer in mapped}, TARGET: targets}
+            if self.tokens is not None:
+                vectors[FEATURES] = self.tokens.means([its.ids for its in group]).to(targets.device)
+            sums.add([its.text for its in group], vectors)
         sums.over_ranks()
         return sums, sampled
 
@@ -145,11 +151,11 @@ class TextPasses:
         """At most `most` texts in groups, spread over all sources."""
         return [group[self.sampling(most)] for group in self.texts]
 
-    def spans(self, prompt: str, max_length: int, *, only_queries: bool) -> list[list[TokenizedText]]:
-        """A span of each sampled text behind a prompt, in groups. Its `text` is the whole text."""
+    def spans(self, prompt: str, max_length: int) -> list[list[TokenizedText]]:
+        """Spans of sampled texts behind a prompt, in place of queries, in groups. The `text` is the whole text."""
         tokenizer, groups = self.raw.tokenizer, []
         for sampled in self.sampled(PATH_TEXTS):
-            group = [its for its in sampled if not only_queries or is_query(its.text)]
+            group = [its for its in sampled if is_query(its.text)]
             if not group:
                 continue
             texts = [prompt + span_of(its.text) for its in group]
@@ -160,33 +166,9 @@ class TextPasses:
     def targets(self, groups: Sequence[list[TokenizedText]], projection: Projection | None) -> list[torch.Tensor]:
         """The targets of spans, group by group."""
         depth = self.raw.encoder.config.num_hidden_layers
-        encoded = self._encoded(groups, sum(map(len, groups)), [depth], self._label("queries"))
+        label = self.description and f"{self.description}: queries"
+        encoded = self._encoded(groups, sum(map(len, groups)), [depth], label)
         return [_targets(group, pooled[depth], projection, None) for group, pooled in encoded]
-
-    def path_sums(self, depths: Sequence[int], texts: Sequence[TextGroup]) -> ExitSums:
-        """The sums over some texts that the exits of paths are fitted from, once the paths are in the encoder."""
-        sums, groups = self._no_sums(depths, texts[0][1].shape[1]), [group for group, _ in texts]
-        encoded = self._encoded(groups, sum(map(len, groups)), depths, self._label("paths"))
-        for (group, pooled), (_, targets) in zip(encoded, texts, strict=True):
-            self._add(sums, group, pooled, targets)
-        sums.over_ranks()
-        return sums
-
-    def _label(self, what: str) -> str | None:
-        return self.description and f"{self.description}: {what}"
-
-    def _no_sums(self, layers: Sequence[int], target_width: int) -> ExitSums:
-        widths: dict[Name, int] = {**dict.fromkeys(layers, self.raw.encoder.config.hidden_size), TARGET: target_width}
-        if self.tokens is not None:
-            widths[FEATURES] = self.tokens.width
-        # All texts count, also where some are read: held-out texts and folds are then those of the static table.
-        return ExitSums(widths, len(self.texts))
-
-    def _add(self, sums: ExitSums, group: list[TokenizedText], pooled: States, targets: torch.Tensor) -> None:
-        vectors: dict[Name, torch.Tensor] = {**{layer: pooled[layer] for layer in sums.layers}, TARGET: targets}
-        if self.tokens is not None:
-            vectors[FEATURES] = self.tokens.means([its.ids for its in group]).to(targets.device)
-        sums.add([its.text for its in group], vectors)
 
     def _encoded(
         self, groups: Iterable[list[TokenizedText]], total: int, layers: Sequence[int], description: str | None

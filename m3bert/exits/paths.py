@@ -1,353 +1,236 @@
 """
-Paths in closed form: a depth that skips layers, in which the layer before a gap hands over the hidden state that the
-next layer was trained to read, because the output matrix of its feed-forward network is refitted by ridge regression.
-
-A layer ends in `y + W g + b`, or in a norm of it: y is the residual, g what the output matrix W reads. With t, the
-source's hidden state that the next layer of the path reads, and the closing norm (gamma, beta) of the source's layer
-that makes t:
-
-- pre-norm: W from g to t - y;
-- post-norm (**fold**): with n = (t - beta) / gamma, `[W, b] = s B_n - B_y`, where B_n and B_y map [g, 1] to n and y,
-  and s is a scale, which the norm removes from n but not from y;
-- **swap**, of a post-norm layer without a gate: 2 * hidden_size hidden units become act(y) and act(-y), whose
-  difference is y, so that the factor of the residual is free, too: a map from [g of the units that stay, y, 1] to n.
-
-Scale and penalty are those with the smallest error on the tokens of held-out texts, after the norm. That error does
-not tell which layers, and fold or swap, search best: see [`m3bert.exits.choice`].
+Paths in closed form: a depth that skips layers, in which the layers before gaps are refitted ([`m3bert.exits.refit`]).
+A path ends in the source's last layers, so its output is in the source's space and needs no exit.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import nn
 from tqdm.auto import tqdm
-from transformers.activations import ACT2FN
 
 from ..encode.device import autocast
-from ..encode.ranks import rank, sum_over_ranks
+from ..encode.ranks import rank
 from ..encode.tokenized_texts import TokenizedText
 from ..modeling.anatomy_m3bert import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
-from ..modeling.modeling_elastic import Elasticity, layer_list, view, with_parameters
+from ..modeling.modeling_elastic import layer_list, view, with_parameters
 from .passes import RawStates
-from .ridge import Moments, Name, Regression
+from .refit import Refit, Tensors
 from .sums import PathFit
 
 
-HELD_OUT = 0.1  # share of the texts that choose penalty and scale
-MOST_HELD_OUT = 2000  # tokens, which are kept as they are
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
-SCALES = (1.0, 2.0, 4.0)
-Tensors = dict[str, torch.Tensor]
-Rows = dict[Name, torch.Tensor]
+HELD_OUT = 0.1  # share of the texts that choose the penalty
+SHORTLIST_SHARE, QUICK_SHARE = 8, 4  # one text of so many
+Groups = Sequence[Sequence[TokenizedText]]
 
 
-KINDS = ("fold", "swap")
-
-
+@dataclass
 class _Path:
-    """A path on the way: its modules, of which those in front of `place` are final."""
+    """A path on the way: its modules, of which those in front of the first open gap are final."""
 
-    def __init__(self, layers: Sequence[int], kind: str, own: nn.ModuleList) -> None:
-        self.layers, self.kind = list(layers), kind
-        self.modules: list[nn.Module] = [own[layer - 1] for layer in layers]
-        self.gaps = [place for place, layer in enumerate(layers[:-1]) if layers[place + 1] != layer + 1]
-        self.kinds: list[str] = []
-        self.explained: list[float] = []
-        self.tensors: Tensors = {}
-
-    @property
-    def place(self) -> int:
-        """Place of the layer to refit next."""
-        return self.gaps[len(self.kinds)]
+    layers: list[int]
+    modules: list[nn.Module]
+    open: list[int]
+    tensors: Tensors = field(default_factory=dict)
+    explained: list[float] = field(default_factory=list)
+    borrowed: list[int] = field(default_factory=list)
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """Paths with the same key have the same layers, with the same weights, up to the one to refit."""
-        return (*self.layers[: self.place + 1], *((self.kind,) if self.kinds else ()))
+    def key(self) -> tuple[int, ...]:
+        """Paths with the same key have the same refit: the layers up to the first one behind the gap."""
+        return tuple(self.layers[: self.open[0] + 2])
 
-    @property
-    def wanted(self) -> int:
-        """The source's layer whose output the next layer reads."""
-        return self.layers[self.place + 1] - 1
+
+def gaps_of(layers: Sequence[int]) -> list[int]:
+    """The places of the layers in front of a gap."""
+    return [place for place, layer in enumerate(layers[:-1]) if layers[place + 1] != layer + 1]
 
 
 @torch.no_grad()
 def fit_paths(
-    raw: RawStates,
-    texts: Iterable[Sequence[TokenizedText]],
-    paths: Iterable[Sequence[int]],
-    kinds: Sequence[str] = KINDS,
-    description: str | None = None,
+    raw: RawStates, texts: Groups, paths: Iterable[Sequence[int]], description: str | None = None
 ) -> list[tuple[PathFit, Tensors]]:
     """
     Refit the layers of paths (counted from 1; the last one is the source's) before their gaps, from the bottom, each
-    with the input that it has in the path. The first gaps of all paths are served by one pass over the texts.
+    with the input that it has in the path. The first gaps of all paths are served by the same passes over the texts.
 
     Args:
         raw ([`RawStates`]): The encoder.
-        texts (`Iterable[Sequence[TokenizedText]]`): Groups of texts.
+        texts (`Sequence[Sequence[TokenizedText]]`): Groups of texts.
         paths (`Iterable[Sequence[int]]`): The layers of each path.
-        kinds (`Sequence[str]`, *optional*, defaults to fold and swap): Each path is refitted in each of these ways
-            that its layers allow.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
     Returns:
         `list[tuple[PathFit, dict[str, torch.Tensor]]]`: Each fit, and its refitted matrices by their names in the
         native model of these layers. Layers that cannot be refitted stay as they are.
     """
-    encoder = raw.encoder
-    name, own = layer_list(encoder, encoder.config.num_hidden_layers)
-    try:
-        ends: FeedForward | None = feed_forward_of(encoder)
-    except ValueError:
-        ends = None
-    found = []
-    for layers in paths:
-        path = _Path(layers, "as it is", own)
-        if ends is None or not path.gaps:
-            found.append(path)
-            path.kinds = ["as it is"] * len(path.gaps)
-        else:
-            swaps = ends.norm is not None and ends.inner is not None
-            found += [_Path(layers, kind, own) for kind in kinds if kind == "fold" or swaps]
-    while ends is not None and (open_paths := [path for path in found if len(path.kinds) < len(path.gaps)]):
-        refits: dict[tuple[Any, ...], _Refit] = {}
-        first = {path.key: path for path in reversed(open_paths)}
+    name, own = layer_list(raw.encoder, raw.encoder.config.num_hidden_layers)
+    ends = ends_of(raw.encoder)
+    found = [
+        _Path([*layers], [own[layer - 1] for layer in layers], [] if ends is None else gaps_of(layers))
+        for layers in paths
+    ]
+    while ends is not None and (waiting := [path for path in found if path.open]):
+        first = {path.key: path for path in reversed(waiting)}
+        refits = {}
         for key, path in first.items():
-            wanted = {its.wanted for its in open_paths if its.key == key}
-            refits[key] = _Refit(ends, path.modules[path.place], {layer: own[layer - 1] for layer in wanted})
-        for held_out, rows in _rows(raw, texts, first, {path.wanted for path in open_paths}, ends, description):
-            for key, its in rows.items():
-                refits[key].add(its, held_out)
-        for refit in refits.values():
-            refit.sum_over_ranks()
-        for path in open_paths:
-            kind, tensors, explained = refits[path.key].best(path.kind, path.wanted)
-            place = path.place
+            skipped = [own[number - 1] for number in range(key[-2] + 1, key[-1])]
+            refits[key] = Refit(ends, path.modules[path.open[0]], {key[-1] - 1: skipped[-1]}, skipped)
+        for share in (SHORTLIST_SHARE, 1):
+            some = {key: first[key] for key, refit in refits.items() if share == 1 or refit.is_long}
+            if some:
+                _add(raw, [group[::share] for group in texts], some, refits, ends, description)
+            for key in some:
+                refits[key].sum_over_ranks()
+                if share > 1:
+                    refits[key].shorten()
+        results = {key: refit.best() for key, refit in refits.items()}
+        for path in waiting:
+            tensors, explained, borrowed = results[path.key]
+            place = path.open.pop(0)
             path.modules[place] = with_parameters(path.modules[place], tensors)
             path.tensors |= {f"{name}.{place}.{key}": tensor for key, tensor in tensors.items()}
-            path.kinds.append(kind)
             path.explained.append(explained)
-    return [(PathFit(path.layers, path.kinds, path.explained), path.tensors) for path in found]
+            path.borrowed.append(borrowed)
+    return [(PathFit(path.layers, path.borrowed, path.explained), path.tensors) for path in found]
 
 
-def _rows(
+def _add(
     raw: RawStates,
-    texts: Iterable[Sequence[TokenizedText]],
-    paths: Mapping[tuple[Any, ...], _Path],
-    wanted: Iterable[int],
+    texts: Groups,
+    paths: Mapping[tuple[int, ...], _Path],
+    refits: Mapping[tuple[int, ...], Refit],
     ends: FeedForward,
-    description: str | None = None,
-) -> Iterator[tuple[bool, dict[tuple[Any, ...], Rows]]]:
-    """Batches of texts: whether they are held out, and for each path g and y of each token, and the wanted hidden
-    states of the source by their layers."""
-    encoder, anatomy = raw.encoder, anatomy_of(raw.encoder)
-    wanted, groups = sorted(wanted), list(texts)
+    description: str | None,
+) -> None:
+    """Add the tokens of texts to the refits of the first open gaps of some paths."""
+    encoder, resumes = raw.encoder, anatomy_of(raw.encoder).resumes
     own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
-    starts = dict.fromkeys(paths, 0)
-    if anatomy.resumes:
-        prefixes = {
-            key: Elasticity({len(its.layers): its.layers}).shared_prefix(len(its.layers)) for key, its in paths.items()
-        }
-        starts = {key: min(prefixes[key], its.place) for key, its in paths.items()}
+    wanted = sorted({key[-1] - 1 for key in paths})
+    for held_out, inputs, real in _batches(raw, texts, description):
+        read, states = _read(raw, range(1, wanted[-1] + 1), own, wanted, ends, inputs)
+        for key, path in paths.items():
+            place = path.open[0]
+            start = next((at for at in range(place) if path.modules[at] is not own[at]), place) if resumes else 0
+            modules = [*path.modules[start : place + 1]]
+            if start:
+                modules[0] = Resumed(modules[0], states[start])
+            rows = _read(raw, path.layers[start : place + 1], modules, [place - start + 1], ends, inputs)[0]
+            its = {name: rows[place - start + 1][name][real].float() for name in "xgy"}
+            refits[key].add(**its, z={key[-1] - 1: read[key[-1] - 1]["z"][real].float()}, held_out=held_out)
+
+
+@torch.no_grad()
+def quick_refits(raw: RawStates, texts: Groups, last: int, description: str | None) -> dict[tuple[int, int], Tensors]:
+    """
+    Refits of the output matrix of each layer alone, from its input in the source, for all lists of layers at once.
+
+    Args:
+        raw ([`RawStates`]): The encoder.
+        texts (`Sequence[Sequence[TokenizedText]]`): Groups of texts, of which a part is read.
+        last (`int`): The layers below this one are refitted.
+        description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
+
+    Returns:
+        `dict[tuple[int, int], dict[str, torch.Tensor]]`: Layer, and the next one -> the refit of the layer, by names
+        in the layer. It is empty where layers cannot be refitted.
+    """
+    encoder, ends = raw.encoder, ends_of(raw.encoder)
+    if ends is None:
+        return {}
+    own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
+    numbers = range(1, last)
+    refits = {it: Refit(ends, own[it - 1], {target: own[target - 1] for target in range(it, last)}) for it in numbers}
+    for _, inputs, real in _batches(raw, [group[::QUICK_SHARE] for group in texts], description):
+        read, _ = _read(raw, numbers, own, numbers, ends, inputs)
+        z = {number: rows["z"][real].float() for number, rows in read.items()}
+        for number, refit in refits.items():
+            refit.add(**{name: read[number][name][real].float() for name in "xgy"}, z=z, held_out=False)
+    for refit in refits.values():
+        refit.sum_over_ranks()
+    return {(it, target + 1): refit.quick(target) for it, refit in refits.items() for target in range(it + 1, last)}
+
+
+def with_refits(encoder: Any, layers: Sequence[int], refits: Mapping[tuple[int, int], Tensors]) -> Tensors:
+    """The refits of the gaps of a path by their names in the native model of its layers."""
+    name, _ = layer_list(encoder, encoder.config.num_hidden_layers)
+    return {
+        f"{name}.{place}.{key}": tensor
+        for place in gaps_of(layers)
+        for key, tensor in refits.get((layers[place], layers[place + 1]), {}).items()
+    }
+
+
+def ends_of(encoder: Any) -> FeedForward | None:
+    """The end of an encoder's layers; `None` if they cannot be refitted."""
+    try:
+        return feed_forward_of(encoder)
+    except ValueError:
+        return None
+
+
+def _batches(raw: RawStates, texts: Groups, description: str | None) -> Iterator[tuple[bool, Any, torch.Tensor]]:
+    """Batches of texts: whether they are held out, inputs, and which tokens count."""
+    causal = anatomy_of(raw.encoder).causal
     quiet = description is None or rank() > 0
-    with tqdm(total=sum(map(len, groups)), desc=description, unit=" texts", disable=quiet, leave=False) as bar:
-        for group in groups:
+    with tqdm(total=sum(map(len, texts)), desc=description, unit=" texts", disable=quiet, leave=False) as bar:
+        for group in texts:
             held = [blake2b(its.text.encode(), digest_size=1).digest()[0] < HELD_OUT * 256 for its in group]
             for held_out in (True, False):
-                ids = [its.ids for its, own_part in zip(group, held, strict=True) if own_part == held_out]
+                ids = [its.ids for its, own in zip(group, held, strict=True) if own == held_out]
                 for _, inputs in raw.batches(ids) if ids else ():
-                    states: dict[int, torch.Tensor] = {}
-                    tapped = [Tapped(own[number - 1], number, states) for number in range(1, wanted[-1] + 1)]
                     real = inputs["attention_mask"].bool()
-                    if anatomy.causal:  # a sink of attention, whose norm is huge
+                    if causal:  # the first token is a sink of attention, whose norm is huge
                         real = real & (real.cumsum(1) > 1)
-                    seen = {}
-                    with autocast(encoder.device, raw.compute_dtype):
-                        run_native(view(encoder, range(1, wanted[-1] + 1), tapped), **inputs)
-                        for key, path in paths.items():
-                            places = slice(starts[key], path.place + 1)
-                            part = list(path.modules[places])
-                            if starts[key]:
-                                part[0] = Resumed(part[0], states[starts[key]])
-                            layer = path.modules[path.place]
-                            seen[key] = _ends_of(encoder, path.layers[places], part, layer, ends, inputs)
-                    targets: Rows = {number: states[number][real].float() for number in wanted}
-                    yield (
-                        held_out,
-                        {
-                            key: {**{name: its[real].float() for name, its in found.items()}, **targets}
-                            for key, found in seen.items()
-                        },
-                    )
+                    yield held_out, inputs, real
                     bar.update(len(real))
 
 
-def _ends_of(
-    encoder: Any, layers: Sequence[int], modules: list[nn.Module], layer: nn.Module, ends: FeedForward, inputs: Any
-) -> Tensors:
-    """The input of the output matrix of the last of these layers (g), and the residual (y)."""
-    seen: Tensors = {}
-
-    def of_output(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-        seen["g"], seen["o"] = args[0], output
-
-    def of_norm(module: nn.Module, args: Any) -> None:
-        seen["z"] = args[0]
-
+def _read(
+    raw: RawStates,
+    layers: Sequence[int],
+    modules: Iterable[nn.Module],
+    places: Sequence[int],
+    ends: FeedForward,
+    inputs: Any,
+) -> tuple[dict[int, Tensors], dict[int, torch.Tensor]]:
+    """
+    Run some layers. Returns for each of these places, counted from 1: what the feed-forward network reads (x), its
+    hidden units (g), the residual (y) and what the closing norm reads (z), which without one is the output; and the
+    hidden states after all places.
+    """
+    found: dict[int, Tensors] = {place: {} for place in places}
     states: dict[int, torch.Tensor] = {}
-    modules = [*modules[:-1], Tapped(modules[-1], -1, states)]
-    handles = [layer.get_submodule(ends.output).register_forward_hook(of_output)]
-    if ends.norm is not None:
-        handles.append(layer.get_submodule(ends.norm).register_forward_pre_hook(of_norm))
+    handles: list[Any] = []
+    modules = [*modules][: len(layers)]
+
+    def hook(module: nn.Module, seen: Any) -> None:
+        handles.append(module.register_forward_hook(lambda _, args, output: seen(args[0], output)))
+
+    for place, its in found.items():
+        layer = modules[place - 1]
+        part = layer.layer if isinstance(layer, Resumed) else layer
+        hook(part.get_submodule(ends.output), lambda x, o, its=its: its.update(g=x, o=o))
+        if ends.inner is not None:
+            hook(part.get_submodule(ends.inner.names[0]), lambda x, o, its=its: its.update(x=x))
+        if ends.behind is not None:
+            hook(part.get_submodule(ends.behind), lambda x, o, its=its: its.update(o=o))
+        if ends.norm is not None:
+            hook(part.get_submodule(ends.norm), lambda x, o, its=its: its.update(z=x))
+    tapped = [Tapped(module, place, states) for place, module in enumerate(modules, start=1)]
     try:
-        run_native(view(encoder, layers, modules), **inputs)
+        with autocast(raw.encoder.device, raw.compute_dtype):
+            run_native(view(raw.encoder, layers, tapped), **inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return {"g": seen["g"], "y": seen.get("z", states[-1]) - seen["o"]}
-
-
-class _Refit:
-    """Sums over tokens for the refit of one layer, and some tokens of held-out texts. `before` are the source's layers
-    whose output the next layer of a path may read, by their numbers."""
-
-    def __init__(self, ends: FeedForward, layer: nn.Module, before: Mapping[int, nn.Module]) -> None:
-        self.ends, self.layer, self.before = ends, layer, before
-        self.output: nn.Linear = layer.get_submodule(ends.output)  # type: ignore[assignment]
-        inputs, width = self.output.in_features, self.output.out_features
-        pairs: list[tuple[Name, Name]] = [("g", "g"), ("g", "y"), ("y", "y")]
-        pairs += [(name, target) for target in before for name in ("g", "y")]
-        self.sums = Moments({"g": inputs, "y": width, **dict.fromkeys(before, width)}, pairs, exact=False)
-        self.held: list[Rows] = []
-        self.has_bias = self.output.bias is not None
-
-    def norm_of(self, target: int) -> Any:
-        """The closing norm of the layer that makes a target; `None` for a pre-norm encoder."""
-        return None if self.ends.norm is None else self.before[target].get_submodule(self.ends.norm)
-
-    def add(self, rows: Mapping[Name, torch.Tensor], held_out: bool) -> None:
-        """Add the tokens of some texts: g, y, and the hidden states by their layers."""
-        names: list[Name] = ["g", "y", *self.before]
-        rows = {name: rows[name] for name in names}
-        if held_out:
-            if sum(len(its["g"]) for its in self.held) < MOST_HELD_OUT:
-                self.held.append(rows)
-            return
-        self.sums.add(rows | {target: self.unnormed(rows, target) for target in self.before})
-
-    def unnormed(self, rows: Mapping[Name, torch.Tensor], target: int) -> torch.Tensor:
-        """What W is to give: t - y, or for a post-norm layer t without the weight and bias of its norm."""
-        norm = self.norm_of(target)
-        if norm is None:
-            return rows[target] - rows["y"]
-        weight, bias = norm.weight.float(), getattr(norm, "bias", None)
-        small = weight.abs() < 1e-4  # a dim that is almost constant
-        return (rows[target] - (0 if bias is None else bias.float())) / torch.where(small, 1.0, weight)
-
-    def sum_over_ranks(self) -> None:
-        """Add the sums of all ranks."""
-        self.sums.sum_over_ranks()
-
-    def best(self, kind: str, target: int) -> tuple[str, Tensors, float]:
-        """Kind, new matrices by their names in the layer, and explained variance of the best refit of a kind."""
-        own = {f"{self.ends.output}.{name}": its.detach() for name, its in self.output.named_parameters()}
-        found = [("as it is", own), *self.folds(target)] if kind == "fold" else [*self.swaps(target)]
-        if not found:  # too few hidden units for a swap
-            return self.best("fold", target)
-        squares = torch.zeros(len(found) + 1, dtype=torch.float64)
-        sums = torch.zeros(1 + self.output.out_features, dtype=torch.float64)  # of 1 and t
-        for held in self.held:
-            wanted = held[target]
-            errors = [self.result(its, tensors, held, target) - wanted for its, tensors in found]
-            squares += torch.stack([its.double().square().sum().cpu() for its in (*errors, wanted)])
-            sums += nn.functional.pad(wanted.double(), (1, 0), value=1.0).sum(dim=0).cpu()
-        squares, sums = sum_over_ranks(squares), sum_over_ranks(sums)
-        squares[-1] -= sums[1:].square().sum() / sums[0].clamp(min=1)
-        best = int(squares[:-1].argmin())
-        chosen, tensors = found[best]
-        return chosen, tensors | self.norm_tensors(target), float(1 - squares[best] / squares[-1].clamp(min=1e-30))
-
-    @cached_property
-    def ridges(self) -> list[dict[Name, torch.Tensor]]:
-        """For each penalty, the maps from g to what W is to give for each target, and to y."""
-        names: list[Name] = [*self.before, "y"]
-        each = [self.sums.regression(["g"], name) for name in names]
-        every = Regression(each[0].products, torch.cat([its.cross_products for its in each], dim=1))
-        maps = [every.ridge(its) if self.has_bias else every.ridge_through_origin(its) for its in PENALTIES]
-        width = self.output.out_features
-        return [dict(zip(names, its.split(width, dim=1), strict=True)) for its in maps]
-
-    def folds(self, target: int) -> Iterator[tuple[str, Tensors]]:
-        """Refits of W alone."""
-        for maps in self.ridges:
-            if self.ends.norm is None:
-                yield "fold", self.of_output(maps[target])
-                continue
-            for scale in SCALES:
-                yield "fold", self.of_output(scale * self.deviation() * maps[target] - maps["y"])
-
-    def swaps(self, target: int) -> Iterator[tuple[str, Tensors]]:
-        """Refits with a free factor of the residual."""
-        inner: Any = self.layer.get_submodule(str(self.ends.inner))
-        inputs, width = self.output.in_features, self.output.out_features
-        regression, kept = self.sums.regression(["g", "y"], target), inputs - 2 * width
-        if kept <= 0:
-            return
-        whole = regression.ridge(1e-2)[1 : 1 + inputs]
-        energy = self.sums.products["g", "g"].diagonal()
-        units = (whole.square().sum(dim=1) * energy).topk(kept).indices.sort().values
-        own = torch.arange(1 + inputs, 1 + inputs + width)
-        columns = torch.cat([torch.zeros(1, dtype=torch.long), 1 + units.cpu(), own])
-        smaller = Regression(regression.products[columns][:, columns], regression.cross_products[columns])
-        eye = torch.eye(width)
-        for penalty in PENALTIES:
-            map_ = (self.deviation() * smaller.ridge(penalty)).float()
-            of_residual = map_[1 + kept :] - eye.to(map_)
-            weight = torch.cat([map_[1 : 1 + kept], of_residual, -of_residual]).T
-            rows = inner.weight.detach()[units.to(inner.weight.device)].float()
-            bias = inner.bias.detach()[units.to(inner.weight.device)].float()
-            yield (
-                "swap",
-                {
-                    f"{self.ends.output}.weight": weight,
-                    f"{self.ends.output}.bias": map_[0],
-                    f"{self.ends.inner}.weight": torch.cat([rows, eye.to(rows), -eye.to(rows)]),
-                    f"{self.ends.inner}.bias": torch.cat([bias, bias.new_zeros(2 * width)]),
-                },
-            )
-
-    def of_output(self, affine: torch.Tensor) -> Tensors:
-        """A map as weight and bias of the output matrix."""
-        bias = {f"{self.ends.output}.bias": affine[0].float()} if self.has_bias else {}
-        return {f"{self.ends.output}.weight": affine[1:].T.float(), **bias}
-
-    def deviation(self) -> float:
-        """Standard deviation of the residual."""
-        count = self.sums.products["one", "one"].item()
-        return float((self.sums.products["y", "y"].trace() / count / self.output.out_features).sqrt())
-
-    def norm_tensors(self, target: int) -> Tensors:
-        """Weight and bias of the closing norm, which become those of the layer that makes the target."""
-        norm = self.norm_of(target)
-        if norm is None or norm is self.layer.get_submodule(str(self.ends.norm)):
-            return {}
-        return {f"{self.ends.norm}.{key}": its.detach().clone() for key, its in norm.named_parameters()}
-
-    def result(self, kind: str, tensors: Tensors, held: Mapping[Name, torch.Tensor], target: int) -> torch.Tensor:
-        """The layer's output with new matrices."""
-        gate = held["g"]
-        if kind == "swap":
-            raise_by = tensors[f"{self.ends.inner}.weight"]
-            hidden = nn.functional.linear(held["y"], raise_by, tensors[f"{self.ends.inner}.bias"])
-            gate = ACT2FN[str(self.ends.activation)](hidden)
-        weight, bias = tensors[f"{self.ends.output}.weight"], tensors.get(f"{self.ends.output}.bias")
-        total = held["y"] + nn.functional.linear(gate, weight.to(gate), None if bias is None else bias.to(gate))
-        norm = self.norm_of(target)
-        return total if norm is None else copy.deepcopy(norm).float()(total)
+    for place, its in found.items():
+        its.setdefault("z", states[place])
+        its.setdefault("x", its["g"])
+        its["y"] = its["z"] - its.pop("o")
+    return found, states

@@ -55,18 +55,14 @@ class PathFit:
 
     Args:
         layers (`list[int]`): The layers that run, counted from 1.
-        kinds (`list[str]`): How each layer before a gap was refitted: `"fold"`, `"swap"`, or `"as it is"`.
+        borrowed (`list[int]`): For each layer before a gap, how many of its hidden units are a skipped layer's.
         r_squared (`list[float]`): Share of the variance of what the next layer reads that each of them gives on
             held-out texts.
     """
 
     layers: list[int]
-    kinds: list[str]
+    borrowed: list[int]
     r_squared: list[float]
-
-    def __str__(self) -> str:
-        """Its layers, and how they were refitted: `1,2,11,12 fold`."""
-        return " ".join([",".join(map(str, self.layers)), *dict.fromkeys(self.kinds)])
 
 
 class ExitSums:
@@ -211,7 +207,7 @@ class ExitMaps:
             self.to_space, self.dim = torch.linalg.pinv(behind), self.width
             if projection.bias is not None:
                 self._offset = projection.bias.detach().to(kept)
-        self.state_only: dict[int, Fit] = {}
+        self.state_only = {layer: self._in_space(sums.fit([layer])) for layer in sums.layers}
         self.joints: dict[int, Fit] = {}
         self.table: Fit | None = None
         if FEATURES in sums.rows:
@@ -219,24 +215,18 @@ class ExitMaps:
             self.table = self._in_space(table)
             # Static vectors in the target's space: from the vectors of the model, and as those from the features. A
             # projection with more dims than the hidden state reaches a part of that space.
-            self._from_space = behind
-            self._from_features = []
+            of_features = []
             for fit in (self._in_space(Fit(table.report, affine)) for affine in sums.tables(table.report)):
                 affine = fit.affine @ behind
                 if self._offset is not None:
                     affine[0] += self._offset
-                self._from_features.append(affine)
-
-    def add(self, sums: ExitSums) -> None:
-        """Fit the maps of the layers of these sums."""
-        for layer in sums.layers:
-            self.state_only[layer] = self._in_space(sums.fit([layer]))
-            if self.table is not None:
-                report, affine = sums.fit_with_table(layer, self._from_features)
+                of_features.append(affine)
+            for layer in sums.layers:
+                report, affine = sums.fit_with_table(layer, of_features)
                 state, static = affine[: 1 + self.width], affine[1 + self.width :]
                 if self._offset is not None:
                     state[0] += self._offset @ static
-                self.joints[layer] = self._in_space(Fit(report, torch.cat([state, self._from_space @ static])))
+                self.joints[layer] = self._in_space(Fit(report, torch.cat([state, behind @ static])))
 
     def _in_space(self, fit: Fit) -> Fit:
         if self._offset is None:
