@@ -264,23 +264,27 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
 
 def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
     """The depths of a fit as a table, with a bar for the retrieval that each keeps."""
-    times = milliseconds_of(model.base_model, tokenizer, [depth for depth in fit.retrieval if depth in fit.layers])
+    there = [depth for depth in fit.retrieval if depth in fit.layers or depth in fit.paths]
+    times = milliseconds_of(model.base_model, tokenizer, there)
     lines = [f"Fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}).", ""]
     lines += [f"{'depth':>5}  {'layers':<22} {'exit reads':<20} {'retrieval kept':<22} {'ms per query':>12}"]
     for depth, milliseconds in times.items():
-        path, kept = fit.paths.get(depth), fit.retrieval.get(depth, 1.0)
-        layers = "the table" if depth == 0 else str(path or f"1-{depth}")
+        kept = fit.retrieval.get(depth, 1.0)
+        layers = f"1-{depth}" if depth else "the table"
         reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
+        if depth in fit.paths:
+            layers = ",".join(map(str, fit.paths[depth].layers))
+        if depth not in fit.layers:
+            reads = "no exit"
         bar = "█" * round(10 * kept)
         lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {kept:>6.1%} {milliseconds:>17.1f}")
-    lines += ["", "Retrieval kept: share of nDCG@10. Queries are spans of held-out texts, documents have full depth."]
+    lines += ["", "Retrieval kept: share of nDCG@10. Queries are spans of texts, documents have full depth."]
     lines += ["Spans are harder than most queries. For your own: m3bert evaluate --retrieval FOLDER."]
+    for depth in sorted({depth for depth in fit.retrieval if depth >= 0} - {*there}):
+        lines.append(f"Depth {depth} is left out: it comes no closer to the whole model than the table.")
     for depth, compared in fit.candidates.items():
-        best = next(iter(compared))
-        if depth not in fit.paths:
-            lines.append(f"Depth {depth} is left out: {best} comes no closer to the whole model than the table.")
         others = ", ".join(f"{name} {share:.1%}" for name, share in compared.items())
-        lines.append(f"Compared for depth {depth}, by the hidden state alone: {others}.")
+        lines.append(f"Compared for depth {depth}, after a quick refit: {others}.")
     if fit.to_target is not None:
         shape = " x ".join(map(str, fit.to_target.shape))
         lines.append(f"Multiply embeddings by elastic/to_target.npy ({shape}): that is the space of the target.")

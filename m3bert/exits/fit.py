@@ -27,7 +27,7 @@ from ..encode.tokenized_texts import TokenizedTexts
 from ..modeling import EmbeddingSettings
 from ..modeling.modeling_elastic import Elasticity, make_elastic
 from ..trainers.data.teacher import TeacherEmbeddings
-from .choice import Measured, Queries, candidates_of, choose
+from .choice import Queries, candidates_of, choose
 from .kept import KeptParts
 from .passes import PATH_TEXTS, RawStates, TextPasses, token_features
 from .paths import Tensors, fit_paths
@@ -279,13 +279,14 @@ def fit_exits(
         if not stays:
             wanted, passages = queries.wanted @ maps.to_space, queries.passages @ maps.to_space
             queries = replace(queries, wanted=wanted, passages=passages)
-        compared: dict[int, dict[tuple[int, ...], Measured]] = {}
+        compared: dict[int, dict[tuple[int, ...], float]] = {}
         fitted: dict[int, tuple[PathFit, Tensors]] = {}
         if chosen or routes:
             some_texts, label = passes.sampled(REFIT_TEXTS), description and "Refitting layers"
             if chosen:
                 compared = kept_parts("choice", lambda: choose(raw, chosen, some_texts, queries, after, label))
-                routes |= {length: [*next(iter(its))] for length, its in compared.items()}
+                best = {length: [*next(iter(its))] for length, its in compared.items()}
+                routes = dict(sorted({**routes, **best}.items()))
             refits = kept_parts("refits", lambda: fit_paths(raw, some_texts, routes.values(), label))
             fitted = dict(zip(routes, refits, strict=True))
             for maps_of in (exits, joints):
@@ -328,7 +329,7 @@ def fit_exits(
             features=0 if tokens is None else tokens.width,
             paths={layer: its for layer, (its, _) in fitted.items()},
             candidates={
-                length: {",".join(map(str, layers)): its.kept for layers, its in found.items()}
+                length: {",".join(map(str, layers)): kept for layers, kept in found.items()}
                 for length, found in compared.items()
             },
             retrieval={length: its.kept for length, its in measured.items()},

@@ -141,7 +141,7 @@ class Refit:
         self.own = self.output.in_features
         self.units = Units(ends.inner, [layer, *skipped], self.own) if ends.inner is not None and skipped else None
         inputs = 1 + self.own * (1 if self.units is None else 1 + len(skipped))
-        self.held: list[tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]] = []
+        self.held: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # inputs, y and z of the first target
         self._clear(inputs, columns=min(inputs, 1 + 2 * self.own))
         if inputs > 1 + 2 * self.own:  # compared with the layer's own at first
             self._clear(inputs, columns=1 + self.own)
@@ -178,7 +178,7 @@ class Refit:
         """
         if held_out:
             if not self.is_long and sum(len(its) for _, its, _ in self.held) < MOST_HELD_OUT:
-                self.held.append((self.inputs(x, g), y, {it: z[it] for it in self.targets}))
+                self.held.append((self.inputs(x, g), y, z[min(self.targets)]))
             return
         deviation = z[min(self.targets)].std(dim=1, keepdim=True).clamp(min=1e-6)
         rows = self.inputs(x, g) / deviation
@@ -216,12 +216,13 @@ class Refit:
         gram, cross = self.gram[kept][:, kept], cross[kept]
         maps = [solve(gram, cross, penalty)[0] for penalty in PENALTIES]
         sums = torch.zeros(len(PENALTIES) + 1, dtype=torch.float64)
-        for inputs, y, z in self.held:
-            wanted = self._after_norm(target, z[target], z[target])
+        if self.held:
+            inputs, y, z = map(torch.cat, zip(*self.held, strict=True))
+            wanted = self._after_norm(target, z, z)
+            sums[-1] = (wanted - wanted.mean(dim=0)).square().sum()
             for number, map_ in enumerate(maps):
                 total = y + self._behind(target, inputs[:, kept] @ map_.to(inputs))
-                sums[number] += (self._after_norm(target, total, z[target]) - wanted).square().sum().cpu()
-            sums[-1] += (wanted - wanted.mean(dim=0)).square().sum().cpu()
+                sums[number] = (self._after_norm(target, total, z) - wanted).square().sum()
         sums = sum_over_ranks(sums)
         number = int(sums[:-1].argmin())
         if self.units is not None:

@@ -12,7 +12,7 @@ import pytest
 from m3bert.encode.hybrid import folded
 from m3bert.encode.words import word_spans, words
 from m3bert.evaluation import bm25_search
-from m3bert.exits.choice import span_of
+from m3bert.exits.spans import span_of
 
 
 ROOT = Path(__file__).parents[2]

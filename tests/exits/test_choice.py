@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from m3bert.commands.fit import main as fit
 from m3bert.exits import choice
 from m3bert.exits.passes import RawStates
+from m3bert.exits.spans import span_of
 from m3bert.modeling.auto_m3bert import load_model
 from m3bert.modeling.modeling_elastic import Elasticity
 from m3bert.trainers import TeacherEmbeddings, fit_exits
@@ -54,38 +56,35 @@ def test_the_divergence_is_that_of_the_softmax_of_similarities_in_units_of_their
 
 def test_a_span_is_a_part_of_its_text_and_always_the_same():
     text = " ".join(map(str, range(40)))
-    assert choice.span_of(text) == choice.span_of(text) and choice.span_of(text) in text
-    assert 3 <= len(choice.span_of(text).split()) <= 16
-    assert choice.span_of("two words") == "two words"
+    assert span_of(text) == span_of(text) and span_of(text) in text
+    assert 3 <= len(span_of(text).split()) <= 16
+    assert span_of("two words") == "two words"
 
 
 @pytest.mark.parametrize(("last", "depths"), [(1, []), (6, [1, 2, 3, 4]), (12, [2, 4, 6, 8])])
 def test_candidates_are_legal_lists_of_layers(last, depths):
     assert choice.default_depths(last) == depths
     for depth in depths:
-        for layers in choice.candidates_of(depth, last):
-            assert len(layers) == depth and layers == sorted({*layers}) and {*layers} <= {*range(1, last + 1)}
-            assert layers[-1] == last or layers == [*range(1, depth + 1)]
+        lists = choice.candidates_of(depth, last)
+        assert len(lists) == depth - 1
+        for layers in [*lists, *chain(*map(choice.neighbours_of, lists))]:
+            assert len(layers) == depth and list(layers) == sorted({*layers})
+            assert layers[0] == 1 and layers[-1] == last and {*layers} <= {*range(1, last + 1)}
+    assert choice.neighbours_of([1, 2, 6]) == [(1, 3, 6), (1, 4, 6), (1, 5, 6)]
 
 
-def test_a_fit_chooses_the_layers_that_keep_most_and_no_query_is_fitted(tiny_tokenizer, monkeypatch):
-    model, texts, fitted = tiny("bert", tiny_tokenizer), random_texts(200), []
-    path_sums = choice.without_queries
-    monkeypatch.setattr(
-        "m3bert.exits.fit.without_queries", lambda groups: fitted.append(path_sums(groups)) or fitted[0]
-    )
-    found = fit_exits(model, tiny_tokenizer, texts, depths=[3], paths={4: [1, 2, 5, 6]})
-    (rows,) = fitted
-    assert not any(choice.is_query(its.text) for group, _ in rows for its in group)
-    for depth, compared in found.candidates.items():
-        if depth in found.paths:
-            assert str(found.paths[depth]) == next(iter(compared))
-    assert {name.split()[0] for name in found.candidates[4]} == {"1,2,5,6"}
-    assert {name.split()[0] for name in found.candidates[3]} == {"1,2,3", "1,2,6", "1,5,6"}
-    kept = Elasticity.of(model.config)
-    assert 4 in kept.depths and (3 in kept.depths) == (3 in found.paths)
-    for depth in found.paths:  # the table is read only where it helps
-        assert (depth in kept.table) == (-depth in found.retrieval)
+def test_a_fit_takes_the_list_that_comes_closest(tiny_tokenizer):
+    model, texts = tiny("bert", tiny_tokenizer), random_texts(200)
+    found = fit_exits(model, tiny_tokenizer, texts, depths=[1, 3], paths={4: [1, 2, 5, 6]}, static=False)
+    assert [*found.candidates] == [3] and {"1,2,6", "1,5,6"} < {*found.candidates[3]}
+    assert ",".join(map(str, found.paths[3].layers)) == next(iter(found.candidates[3]))
+    assert [*found.paths] == [3, 4] and Elasticity.of(model.config).exits == [1], "depth 1 is a prefix"
+    measured = {}
+    for layers in found.candidates[3]:
+        named = [*map(int, layers.split(","))]
+        other = tiny("bert", tiny_tokenizer)
+        measured[layers] = fit_exits(other, tiny_tokenizer, texts, paths={3: named}, static=False).retrieval[3]
+    assert measured[next(iter(found.candidates[3]))] > sorted(measured.values())[1], "better than most"
 
 
 def test_a_depth_that_is_no_better_than_the_table_is_left_out(tiny_tokenizer, tmp_path, monkeypatch, capsys):
@@ -93,15 +92,15 @@ def test_a_depth_that_is_no_better_than_the_table_is_left_out(tiny_tokenizer, tm
     tiny("bert", tiny_tokenizer).save_pretrained(source)
     tiny_tokenizer.save_pretrained(source)
     files.write_text("\n".join(random_texts(120)))
-    values = {0: 0.9, 3: 0.8, -3: 0.7, 4: 0.95, -4: 0.96}
-    measured = {depth: choice.Measured(1 - kept, kept) for depth, kept in values.items()}
-    monkeypatch.setattr("m3bert.exits.fit._measured", lambda *_: measured)
+    values = iter([0.9, 0.8, 0.95])  # of the table, depth 3 and depth 4
+    chosen = {3: {(1, 2, 6): 0.5}, 4: {(1, 2, 5, 6): 0.5}}
+    monkeypatch.setattr("m3bert.exits.fit.choose", lambda *_: chosen)
+    monkeypatch.setattr(choice.Queries, "measured", lambda *_: choice.Measured(1 - (kept := next(values)), kept))
     fit([str(source), str(tmp_path / "out"), "--files", str(files), "--depths", "3", "4"])
     assert "Depth 3 is left out" in capsys.readouterr().out
     config = load_model(tmp_path / "out").config
-    assert Elasticity.of(config).exits == [0, 4] and [*Elasticity.of(config).depths] == [0, 4]
-    assert Elasticity.of(config).table == [0], "the state alone comes closer"
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["elastic"]["fit"]["retrieval"]["4"] == 0.96
+    assert Elasticity.of(config).exits == [0] and [*Elasticity.of(config).depths] == [0, 4]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["elastic"]["fit"]["retrieval"]["4"] == 0.95
 
 
 def test_an_interrupted_fit_continues_with_its_finished_parts(tiny_tokenizer, tmp_path, monkeypatch):
@@ -111,21 +110,21 @@ def test_an_interrupted_fit_continues_with_its_finished_parts(tiny_tokenizer, tm
         seen.append(len(ids))
         return pooled(raw, ids, layers, **options)
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     whole = tiny("bert", tiny_tokenizer)
     expected = fit_exits(whole, tiny_tokenizer, texts, depths=[2])
     model = tiny("bert", tiny_tokenizer)
     with monkeypatch.context() as patch:
-        patch.setattr("m3bert.exits.fit.choose", interrupted)
+        patch.setattr("m3bert.exits.fit.ExitFit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path)
     model.pooler.dense.weight.data.normal_()  # which many checkpoints leave to chance
     monkeypatch.setattr(RawStates, "pooled", counted)
-    monkeypatch.setattr("m3bert.exits.paths._rows", interrupted)
+    monkeypatch.setattr("m3bert.exits.paths._read", interrupted)
     assert fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path).record() == expected.record()
-    assert seen.count(120) == 1, "the texts are encoded through the path alone"
+    assert 120 not in seen, "the texts are not encoded again"
     for name, tensor in whole.elastic.state_dict().items():
         assert torch.equal(model.elastic.state_dict()[name], tensor)
 
@@ -138,10 +137,3 @@ def test_parts_of_another_teacher_are_not_taken(tiny_tokenizer, tmp_path):
         options = {"teacher": teacher, "layers": [2], "static": False, "cache_dir": tmp_path}
         fits.append(fit_exits(tiny("bert", tiny_tokenizer), tiny_tokenizer, texts, **options))
     assert fits[0].layers != fits[1].layers
-
-
-def test_an_exit_reads_the_table_only_if_it_clearly_gains():
-    alone = choice.Measured(divergence=2.0, kept=0.80)
-    assert choice.reads_table(choice.Measured(1.9, 0.82), alone)
-    assert not choice.reads_table(choice.Measured(1.9, 0.805), alone)  # less than a point more
-    assert not choice.reads_table(choice.Measured(2.1, 0.82), alone)  # farther from the whole model

@@ -11,10 +11,10 @@ from transformers import CONFIG_MAPPING, AutoModel
 
 from m3bert.encode.states import nested_states
 from m3bert.encode.tokenized_texts import TokenizedTexts
-from m3bert.exits import paths
+from m3bert.exits import paths, refit
 from m3bert.exits.passes import RawStates
-from m3bert.modeling.anatomy_m3bert import feed_forward_of, run_native
-from m3bert.modeling.modeling_elastic import Elasticity, layer_list
+from m3bert.modeling.anatomy_m3bert import feed_forward_of, hidden_of, run_native
+from m3bert.modeling.modeling_elastic import Elasticity, layer_list, make_elastic, with_parameters
 from m3bert.trainers import fit_exits
 from tests.exits.test_fit import random_texts
 
@@ -24,6 +24,11 @@ FAMILIES = {
     "modernbert": {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},  # pre-norm, gated
     "qwen3": {"num_key_value_heads": 2, "head_dim": 8},  # causal
 }
+GEMMA = {
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "use_bidirectional_attention": True,
+}  # a norm behind the output matrix
 
 
 def tiny(family: str, tokenizer) -> torch.nn.Module:
@@ -38,7 +43,7 @@ def tiny(family: str, tokenizer) -> torch.nn.Module:
         pad_token_id=0,
         initializer_range=0.2,
         max_position_embeddings=64,
-        **FAMILIES[family],
+        **FAMILIES.get(family, GEMMA),
     )
     return AutoModel.from_config(config).eval()
 
@@ -48,120 +53,142 @@ def encoder(request, tiny_tokenizer) -> torch.nn.Module:
     return tiny(request.param, tiny_tokenizer)
 
 
-def rows_of(encoder, tokenizer, layers, place) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """g, y and t of the tokens that fit and that are held out, read text by text with hooks on a copy whose list of
-    layers is shorter."""
-    ends, (name, own) = feed_forward_of(encoder), layer_list(encoder, 6)
-    short = copy.deepcopy(encoder)
-    parent = short.get_submodule(name.rpartition(".")[0]) if "." in name else short
-    kept = [layer_list(short, 6)[1][layer - 1] for layer in layers[: place + 1]]
-    setattr(parent, name.rpartition(".")[2], torch.nn.ModuleList(kept))
-    short.config.num_hidden_layers = len(kept)
-    if getattr(short.config, "layer_types", None):
-        short.config.layer_types = [encoder.config.layer_types[layer - 1] for layer in layers[: place + 1]]
-    for number, layer in enumerate(kept):
-        for module in layer.modules():
-            if "layer_idx" in module.__dict__:
-                module.layer_idx = number
-    seen: dict[str, torch.Tensor] = {}
-    kept[-1].get_submodule(ends.output).register_forward_hook(lambda m, a, o: seen.update(g=a[0], o=o))
-    kept[-1].register_forward_hook(lambda m, a, o: seen.update(out=o[0] if isinstance(o, tuple) else o))
-    if ends.norm:
-        kept[-1].get_submodule(ends.norm).register_forward_pre_hook(lambda m, a: seen.update(z=a[0]))
-    wanted = own[layers[place + 1] - 2]
-    handle = wanted.register_forward_hook(lambda m, a, o: seen.update(t=o[0] if isinstance(o, tuple) else o))
-    found: tuple[dict, dict] = ({"g": [], "y": [], "t": []}, {"g": [], "y": [], "t": []})
-    texts = random_texts(200)
-    tokenized = TokenizedTexts({"texts": texts}, tokenizer, 40, [""])
-    for group in tokenized:
-        for its in group:
-            held = int(paths.blake2b(its.text.encode(), digest_size=1).digest()[0] < paths.HELD_OUT * 256)
-            with torch.no_grad():
-                run_native(encoder, input_ids=torch.tensor([its.ids]))
-                run_native(short, input_ids=torch.tensor([its.ids]))
-            first = int(encoder.config.model_type == "qwen3")
-            values = {"g": seen["g"], "y": seen.get("z", seen["out"]) - seen["o"], "t": seen["t"]}
-            for key, value in values.items():
-                found[held][key].append(value[0, first:].double().numpy())
-    handle.remove()
-    return tuple({key: np.concatenate(values) for key, values in each.items()} for each in found)
+def groups_of(tokenizer, count: int = 200) -> list:
+    return list(TokenizedTexts({"texts": random_texts(count)}, tokenizer, 40, [""]))
 
 
-def naive_best(encoder, fit, held, before) -> float:
-    """The explained variance of the best fold by normal equations."""
-    ends = feed_forward_of(encoder)
-    bias = before.get_submodule(ends.output).bias is not None
+def test_a_solution_and_the_rise_of_its_error_without_an_input_are_those_of_the_rows():
+    draw = np.random.default_rng(0)
+    x, t = draw.normal(size=(80, 6)) * [1, 2, 3, 0.1, 1, 1], draw.normal(size=(80, 3))
+    gram, cross = torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ t)
 
-    def solve(x, target, penalty):
-        if not bias:
-            scale = np.sqrt((x**2).sum(0))
-            z = x / scale
-            return np.linalg.solve(z.T @ z + penalty * np.eye(len(scale)), z.T @ target) / scale[:, None], 0.0
-        mean, deviation, middle = x.mean(0), x.std(0), target.mean(0)
-        z = (x - mean) / deviation
-        weight = np.linalg.solve(z.T @ z / len(z) + penalty * np.eye(len(mean)), z.T @ (target - middle) / len(z))
-        weight = weight / deviation[:, None]
-        return weight, middle - mean @ weight
+    def naive(kept):
+        """The solution with rows for the penalty below those of the texts, and its error."""
+        penalty = np.diag(np.sqrt(1e-2 * (x**2).sum(0)))[:, kept]
+        rows, wanted = np.concatenate([x[:, kept], penalty]), np.concatenate([t, np.zeros((6, 3))])
+        weights = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+        return weights, ((wanted - rows @ weights) ** 2).sum()
 
-    results = []
-    for penalty in paths.PENALTIES:
-        if ends.norm is None:
-            weight, constant = solve(fit["g"], fit["t"] - fit["y"], penalty)
-            results.append(held["y"] + held["g"] @ weight + constant)
-            continue
-        norm = before.get_submodule(ends.norm)
-        gamma, beta = norm.weight.detach().double().numpy(), norm.bias.detach().double().numpy()
-        (of_n, add_n), (of_y, add_y) = (
-            solve(fit["g"], target, penalty) for target in ((fit["t"] - beta) / gamma, fit["y"])
-        )
-        for scale in paths.SCALES:
-            factor = scale * np.sqrt((fit["y"] ** 2).mean())
-            total = held["y"] + held["g"] @ (factor * of_n - of_y) + factor * add_n - add_y
-            centred = total - total.mean(1, keepdims=True)
-            results.append(centred / np.sqrt((centred**2).mean(1, keepdims=True) + norm.eps) * gamma + beta)
-    errors = [((result - held["t"]) ** 2).sum() for result in results]
-    return 1 - min(errors) / ((held["t"] - held["t"].mean(0)) ** 2).sum()
+    weights, rises = refit.solve(gram, cross, 1e-2)
+    expected, error = naive([*range(6)])
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    without = [naive([its for its in range(6) if its != gone])[1] - error for gone in range(6)]
+    np.testing.assert_allclose(rises, without, rtol=1e-6)
+
+
+def test_units_that_the_target_needs_are_shortlisted_and_stay():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(500, 40))
+    x[:, 0] = 1
+    needed = [0, 2, 17, 31]
+    t = x[:, needed] @ draw.normal(size=(4, 8)) + 0.1 * draw.normal(size=(500, 8))
+    gram, cross = torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ t)
+    short = refit.shortlist(gram[:, :6], cross, gram.diagonal(), 5)
+    assert short[:6].tolist() == [*range(6)] and len(short) == 11 and {17, 31} <= {*short.tolist()}
+    assert refit.eliminate(gram, cross, 3).tolist() == needed
+
+
+def rows_of(encoder, tokenizer, layers) -> dict[str, torch.Tensor]:
+    """What the layer before the first gap reads and gives, of each token, read text by text from the source, with what
+    the next layer reads there."""
+    ends, own = feed_forward_of(encoder), layer_list(encoder, 6)[1]
+    place = paths.gaps_of(layers)[0]
+    layer, wanted, seen = own[layers[place] - 1], own[layers[place + 1] - 2], {}
+    layer.get_submodule(ends.output).register_forward_hook(lambda m, a, o: seen.update(g=a[0], o=o))
+    layer.get_submodule(ends.inner.names[0]).register_forward_hook(lambda m, a, o: seen.update(x=a[0]))
+    for name, module in (("end", layer), ("z", wanted)):
+        if ends.norm:
+            hooked = module.get_submodule(ends.norm)
+            hooked.register_forward_pre_hook(lambda m, a, name=name: seen.update({name: a[0]}))
+        else:
+            module.register_forward_hook(lambda m, a, o, name=name: seen.update({name: hidden_of(o)}))
+    found = {name: [] for name in ("x", "g", "y", "z", "held")}
+    for its in (its for group in groups_of(tokenizer) for its in group):
+        with torch.no_grad():
+            run_native(encoder, input_ids=torch.tensor([its.ids]))
+        held = paths.blake2b(its.text.encode(), digest_size=1).digest()[0] < paths.HELD_OUT * 256
+        seen["y"], seen["held"] = seen["end"] - seen["o"], torch.full((1, len(its.ids), 1), held)
+        for name, values in found.items():
+            values.append(seen[name][0, int(encoder.config.model_type == "qwen3") :])
+    return {name: torch.cat(values) for name, values in found.items()}
 
 
 def test_a_refit_is_the_ridge_regression_over_tokens(encoder, tiny_tokenizer):
     raw = RawStates(encoder, tiny_tokenizer, "mean", 64)
-    groups = list(TokenizedTexts({"texts": random_texts(200)}, tiny_tokenizer, 40, [""]))
-    for layers, place in (([1, 6], 0), ([1, 2, 5, 6], 1)):
-        fit, held = rows_of(encoder, tiny_tokenizer, layers, place)
-        (found, tensors), *swapped = paths.fit_paths(raw, groups, [layers])
-        naive = naive_best(encoder, fit, held, layer_list(encoder, 6)[1][layers[place + 1] - 2])
-        assert found.kinds == ["fold"] and found.r_squared[0] == pytest.approx(naive, abs=2e-4)
-        assert [its.kinds for its, _ in swapped] == ([["swap"]] if encoder.config.model_type == "bert" else [])
-        name = layer_list(encoder, 6)[0]
-        assert tensors and all(key.startswith(f"{name}.{place}.") for key in tensors)
+    for layers in ([1, 2, 4, 5, 6], [1, 2, 3, 6]):
+        ((fit, tensors),) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
+        place = paths.gaps_of(layers)[0]
+        name, own = layer_list(encoder, 6)
+        rows, ends = rows_of(copy.deepcopy(encoder), tiny_tokenizer, layers), feed_forward_of(encoder)
+        before = own[layers[place + 1] - 2]
+        deviation = rows["z"].std(dim=1, keepdim=True)
+        changed = with_parameters(own[layers[place] - 1], layer_tensors(tensors, name, place))
+        inner = [changed.get_submodule(its)(rows["x"]) for its in ends.inner.names]
+        units = ends.inner.units(ends.inner.parts(inner, rows["g"].shape[1]))
+        held = rows["held"][:, 0]
+        x = torch.nn.functional.pad(units / deviation, (1, 0), value=0.0)
+        x[:, :1] = 1 / deviation if changed.get_submodule(ends.output).bias is not None else 0
+        x, wanted = x[~held].double(), ((rows["z"] - rows["y"]) / deviation)[~held].double()
+        output = changed.get_submodule(ends.output)
+        solved = [refit.solve(x.T @ x, x.T @ wanted, penalty)[0][1:].T for penalty in refit.PENALTIES]
+        assert any(torch.allclose(output.weight.double(), its, rtol=2e-2, atol=2e-2) for its in solved)
+        total = rows["y"] + output(units)
+        both = [its if ends.norm is None else before.get_submodule(ends.norm)(its) for its in (total, rows["z"])]
+        made, wanted = ((its / (1 if ends.norm else deviation))[held] for its in both)
+        explained = 1 - (made - wanted).square().sum() / (wanted - wanted.mean(dim=0)).square().sum()
+        assert fit.r_squared[0] == pytest.approx(explained.item(), abs=5e-3) and 0 < fit.borrowed[0] < units.shape[1]
 
 
-def test_a_refit_without_a_gap_gives_back_the_layer(encoder, tiny_tokenizer):
-    raw = RawStates(encoder, tiny_tokenizer, "mean", 64)
-    groups = list(TokenizedTexts({"texts": random_texts(200)}, tiny_tokenizer, 40, [""]))
-    own, ends = layer_list(encoder, 6)[1], feed_forward_of(encoder)
-    refit, path = paths._Refit(ends, own[1], {2: own[1]}), paths._Path([1, 2, 3], "fold", own)
-    path.gaps = [1]
+def layer_tensors(tensors, name, place) -> dict[str, torch.Tensor]:
+    start = f"{name}.{place}."
+    return {key.removeprefix(start): its for key, its in tensors.items() if key.startswith(start)}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3_text"])
+def test_a_refit_without_a_gap_gives_back_the_layer(family, tiny_tokenizer):
+    encoder = tiny(family, tiny_tokenizer)
+    raw, own, ends = (
+        RawStates(encoder, tiny_tokenizer, "mean", 64),
+        layer_list(encoder, 6)[1],
+        feed_forward_of(encoder),
+    )
+    found = refit.Refit(ends, own[1], {2: own[1]})
     with torch.no_grad():
-        for held_out, rows in paths._rows(raw, groups, {(): path}, {2}, ends):
-            refit.add(rows[()], held_out)
-        _, tensors, r_squared = refit.best("fold", 2)
-    assert r_squared > 1 - 1e-6
-    if ends.norm is None:  # the matrix itself, up to the penalty
+        for held_out, inputs, real in paths._batches(raw, groups_of(tiny_tokenizer), None):
+            rows = paths._read(raw, [1, 2], own, [2], ends, inputs)[0][2]
+            rows = {name: its[real] for name, its in rows.items()}
+            found.add(**{name: rows[name] for name in "xgy"}, z={2: rows["z"]}, held_out=held_out)
+    tensors, r_squared, borrowed = found.best()
+    assert borrowed == 0 and r_squared > (0.9 if ends.behind else 0.999)  # a norm behind W gets another scale
+    if ends.behind is None:  # the matrix itself, up to the penalty
         torch.testing.assert_close(
             tensors[f"{ends.output}.weight"], own[1].get_submodule(ends.output).weight, atol=2e-2, rtol=2e-2
         )
+
+
+def test_a_depth_is_closer_with_a_refit_and_closer_still_with_borrowed_units(tiny_tokenizer, monkeypatch):
+    encoder = make_elastic(tiny("bert", tiny_tokenizer))
+    raw, layers, found = RawStates(encoder, tiny_tokenizer, "mean", 64), [1, 2, 6], []
+    ids = [its.ids for its in groups_of(tiny_tokenizer)[0]]
+    whole = raw.pooled(ids, [6])[6]
+    ((_, borrowed),) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
+    monkeypatch.setattr(paths, "Refit", lambda ends, layer, targets, skipped: refit.Refit(ends, layer, targets))
+    ((_, own),) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
+    for tensors in ({}, own, borrowed):
+        encoder.set_depths(paths={3: (layers, tensors)})
+        found.append(float(torch.cosine_similarity(raw.pooled(ids, [3])[3], whole).mean()))
+    assert found[0] < found[1] < found[2]
 
 
 @pytest.mark.parametrize("static", [True, False])
 def test_states_at_a_path_are_those_of_its_layers(encoder, tiny_tokenizer, static):
     texts = random_texts(120)
     fit = fit_exits(encoder, tiny_tokenizer, texts, paths={2: [1, 6], 4: [1, 2, 5, 6]}, layers=[3], static=static)
-    spec = Elasticity.of(encoder.config)
-    assert spec.depths == {2: [1, 6], 3: [1, 2, 3], 4: [1, 2, 5, 6], **({0: []} if static else {})}
-    assert [*fit.paths] == [2, 4] and [*fit.layers] == [*([0] if static else []), 2, 3, 4]
+    spec, table = Elasticity.of(encoder.config), [0] if static else []
+    assert spec.depths == {2: [1, 6], 3: [1, 2, 3], 4: [1, 2, 5, 6], **dict.fromkeys(table, [])}
+    assert [*fit.paths] == [2, 4] and [*fit.layers] == spec.exits == [*table, 3]
     inputs = tiny_tokenizer(texts[:5], padding=True, return_tensors="pt")
-    depths = [*([0] if static else []), 2, 3, 4, 6]
+    depths = [*table, 2, 3, 4, 6]
     with torch.no_grad():
         together = nested_states(encoder, inputs, depths).layers
         for depth in depths:
@@ -178,8 +205,18 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(encoder, tiny_tokenizer, 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("m3bert.exits.passes.TextPasses.path_sums", interrupted)
+    monkeypatch.setattr("m3bert.exits.fit.fit_paths", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit_exits(encoder, tiny_tokenizer, texts, paths={4: [1, 2, 5, 6]}, static=False)
     assert encoder.config.elastic == elastic and encoder.state_dict().keys() == weights.keys()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in encoder.state_dict().items())
+
+
+@pytest.mark.parametrize("basis", ["last_layer", "principal"])
+def test_a_path_has_the_exit_of_the_last_layer_alone(tiny_tokenizer, basis):
+    encoder, texts = tiny("bert", tiny_tokenizer), random_texts(120)
+    fit_exits(encoder, tiny_tokenizer, texts, paths={2: [1, 6]}, basis=basis, static=False)
+    spec, exits = Elasticity.of(encoder.config), encoder.elastic.exits
+    assert spec.exits == ([] if basis == "last_layer" else [2, 6])
+    if basis == "principal":
+        assert torch.equal(exits["2"].weight, exits["6"].weight) and torch.equal(exits["2"].bias, exits["6"].bias)

@@ -298,15 +298,11 @@ def test_the_probe_finds_norms_and_the_end_of_the_layers(model_type):
     found = anatomy_of(model)
     assert found.final_norm == norms.get(model_type) and found.causal == (model_type == "qwen3")
     assert found.resumes == (model_type != "deberta-v2")  # its convolution reads the first layer's input
-    if model_type == "gemma3_text":
-        with pytest.raises(ValueError, match="do not end in a matrix that is added to a residual"):
-            feed_forward_of(model)
-        return
     ends = feed_forward_of(model)
-    post_norm = found.final_norm is None
-    assert (ends.norm is not None) == post_norm and (ends.inner is not None) == (
-        post_norm and model_type not in ("gte", "nomic_bert")
-    )
+    assert (ends.norm is not None) == (found.final_norm is None)
+    assert (ends.behind is not None) == (model_type == "gemma3_text")
+    gated = model_type in ("eurobert", "gemma3_text", "gte", "nomic_bert", "qwen3", "m3bert")
+    assert len(ends.inner.names) == 1 + gated  # ModernBERT makes both parts with one matrix
 
 
 def test_weights_that_are_not_finite_are_no_reason_to_refuse():
