@@ -195,21 +195,22 @@ def query_layer(checkpoint: Checkpoint, headline: Headline | None) -> int | None
 
 
 def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The template's variables about exits; `None` if the checkpoint has none."""
+    """The template's variables about fitted depths; `None` if the checkpoint has none."""
     spec, below = checkpoint.depths, checkpoint.query_layers
-    if not spec.exits:
+    if not spec.aligned:
         return None
-    fit = spec.fit if spec.fit and spec.fit.get("layers") else None  # else it only says where the exits are from
+    fit = spec.fit if spec.fit and "fingerprint" in spec.fit else None  # else it only says where the depths are from
     file = checkpoint.folder / "model.safetensors"
     compared = not checkpoint.is_m3bert and file.is_file() and "source_sha256" in (spec.fit or {})
-    layers = {depth: source_layers(checkpoint, depth) for depth in spec.exits}
+    layers = {depth: source_layers(checkpoint, depth) for depth in spec.aligned}
     exact = fit and (fit["target"], fit["basis"]) == ("last layer", "last_layer")
     return {
         "below": below,
+        "exits": [depth for depth in spec.exits if depth > 0],
         "joint": [depth for depth in spec.table if depth > 0],
         "paths": {depth: ran for depth, ran in layers.items() if ran != [*range(1, depth + 1)]},
         "fit": fit,
-        "table": exit_table(checkpoint) if fit else None,
+        "table": exit_table(checkpoint) if fit and fit["layers"] else None,
         "index_stays_valid": bool(exact and checkpoint.fitted and below and checkpoint.source),
         "weights_digest": sha256_of(file) if compared else None,
     }

@@ -248,22 +248,22 @@ class Checkpoint:
 
     @property
     def query_layers(self) -> list[int]:
-        """Depths below the last with an exit: their vectors can be compared with those of the last layer."""
-        return [depth for depth in self.depths.exits if depth < self.full.layer]
+        """Depths below the last whose vectors can be compared with those of the last layer."""
+        return [depth for depth in self.depths.aligned if depth < self.full.layer]
 
     @property
     def fitted(self) -> bool:
-        """Whether it owes its smaller depths to exits that were fitted, and not to training on record."""
-        return bool(self.depths.exits) and self.record is None
+        """Whether it owes its smaller depths to a fit, and not to training on record."""
+        return bool(self.depths.aligned) and self.record is None
 
     @cached_property
     def grid(self) -> Grid:
-        """The granularities to show: those it was trained at, or a sample if unknown; every exit; and the full one."""
+        """The granularities to show: those it was trained at, or a sample if unknown; every fitted depth; and the full one."""
         sample = Grid.of(self.config) if self.projection is None else Grid((self.full,))
         members = [g for g in self.trained_grid or sample if g.dim <= self.full.dim] + [self.full]
         dims = Grid(tuple(dict.fromkeys(members))).dims
-        exits = [Granularity(depth, dim) for depth in self.depths.exits for dim in dims]
-        return Grid(tuple(dict.fromkeys([*members, *exits])))
+        fitted = [Granularity(depth, dim) for depth in self.depths.aligned for dim in dims]
+        return Grid(tuple(dict.fromkeys([*members, *fitted])))
 
     @property
     def max_length(self) -> int:

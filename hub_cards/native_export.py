@@ -180,9 +180,9 @@ def state_only(checkpoint: Checkpoint, layer: int) -> bool:
 def lost_layers(checkpoint: Checkpoint, size: Granularity) -> set[int]:
     """
     The layers whose granularities a native export at a size does not have. A Dense module belongs to the last layer;
-    without one, and without a gap between the layers, those below are lost only if they have an exit.
+    without one, and without a gap between the layers, those below are lost only if they have an exit or are paths.
     """
     narrow = checkpoint.projection is not None or size.dim < checkpoint.config.hidden_size
     if narrow or size.layer in checkpoint.depths.exits or checkpoint.depths.is_path(size.layer):
         return {*range(size.layer)}
-    return {*checkpoint.depths.exits}
+    return {*checkpoint.depths.aligned}

@@ -162,11 +162,11 @@ def _lay_out_encoder(
         )
         results = None
     if results is not None:
-        lost: set[int] = set()  # layers whose exits the published model does not have
+        lost: set[int] = set()  # layers that the published model does not have
         if is_native:
             lost = lost_layers(checkpoint, full)
         elif full.layer < checkpoint.full.layer:
-            lost = {*checkpoint.depths.exits} - {full.layer}
+            lost = {*checkpoint.depths.aligned} - {full.layer}
         results = results_of(checkpoint, results, repo_id).within(full, lost)
         if loses_quantizer:
             results = results.only(g for g in results.granularities if not CODES[g.code].learned)

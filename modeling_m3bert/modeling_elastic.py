@@ -201,7 +201,7 @@ class Elasticity:
     Args:
         depths (`dict[int, list[int]]`): Depth -> the source's layers that run, counted from 1. A depth that is not
             listed runs the first layers.
-        exits (`list[int]`): Depths with an exit to the space of the whole model, ascending.
+        exits (`list[int]`): Depths with an exit to the space of the whole model, ascending. A path needs none.
         table (`list[int]`): Those of them that read the static table.
         ignored_ids (`list[int]`): Token ids that the static vector of a text leaves out.
         fit (`dict`, *optional*): Record of the fit.
@@ -248,6 +248,11 @@ class Elasticity:
     def is_path(self, depth: int) -> bool:
         """Whether a depth skips layers."""
         return self.layers_of(depth) != [*range(1, depth + 1)]
+
+    @property
+    def aligned(self) -> list[int]:
+        """The depths that embed into the space of the whole model: those with an exit, and paths."""
+        return sorted({*self.exits, *filter(self.is_path, self.depths)})
 
     def shared_prefix(self, depth: int) -> int:
         """Number of layers at the start of a depth that run as in the whole model, with the same output."""

@@ -112,7 +112,7 @@ def library(encoder: GridEncoder) -> Corpus:
 def query_layers(encoder: GridEncoder) -> list[int]:
     """Layers of a query for documents of the last layer: those with an exit, and the last one. None without exits."""
     last = encoder.grid.layers[-1]
-    below = [depth for depth in Elasticity.of(unwrap_encoder(encoder.model).config).exits if depth < last]
+    below = [depth for depth in Elasticity.of(unwrap_encoder(encoder.model).config).aligned if depth < last]
     return [*below, last] if below else []
 
 

@@ -185,7 +185,7 @@ def shared_layers(config: EncoderConfig) -> list[int]:
     Depths whose hidden states are in one space, ascending: the last layer and those with an exit into its space.
     Vectors of two of them can be compared. Without exits, only the last layer.
     """
-    return sorted({*Elasticity.of(config).exits, config.num_hidden_layers})
+    return sorted({*Elasticity.of(config).aligned, config.num_hidden_layers})
 
 
 def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> bool:

@@ -469,7 +469,7 @@ def declare_grid(config: Any, grid: Grid) -> None:
 def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
     """Remove exits and paths of depths outside the grid: training moves the hidden states that they were fitted to."""
     spec = Elasticity.of(encoder.config)
-    stale = sorted({*spec.exits, *filter(spec.is_path, spec.depths)} - {*grid.layers})
+    stale = sorted({*spec.aligned} - {*grid.layers})
     if stale:
         logger.warning(
             f"The exits of depths {', '.join(map(str, stale))} are dropped: the grid {grid} does not train them. "
