@@ -258,7 +258,7 @@ class Checkpoint:
 
     @cached_property
     def grid(self) -> Grid:
-        """The granularities to show: those it was trained at, or a sample if unknown; fitted depths; and the full one."""
+        """The granularities to show: those it was trained at, or a sample if unknown; fitted depths; the full one."""
         sample = Grid.of(self.config) if self.projection is None else Grid((self.full,))
         members = [g for g in self.trained_grid or sample if g.dim <= self.full.dim] + [self.full]
         dims = Grid(tuple(dict.fromkeys(members))).dims

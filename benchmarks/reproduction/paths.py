@@ -8,15 +8,15 @@ Paths: models of fewer layers, which embed into the space of the whole encoder w
     python -m benchmarks.reproduction.paths smollm2 --model FOLDER     # SmolLM2-135M-Instruct
     python -m benchmarks.reproduction.report                           # write the tables
 
-`m3bert fit` fits to the 20,000 texts of benchmarks.reproduction.exits (minilm) or to every fourth of them; none is of
-a test. It chooses the layers of each depth. Queries are then embedded by the native export of the path, a plain model
+`m3bert fit` fits to every fourth of the 20,000 texts of benchmarks.reproduction.exits, and to the 5,000 passages of
+msmarco-mini; none is of Cranfield, CISI or NPL. It chooses the layers of each depth. Queries are then embedded by the native export of the path, a plain model
 that sentence-transformers loads without remote code, and documents by the whole encoder, or by the deepest path:
 nDCG@10, 128 tokens per text. Tasks with two sides, STS and Tatoeba, are embedded by the deepest path alone.
 `benchmarks.reproduction.encoders` makes the folders of e5, mpnet and smollm2; `m3bert trim` makes e5 smaller, with the
 same vectors. paths_with_exits.json holds the results of an earlier form of paths, with an exit, on the same texts.
 
-With `--candidates`, all lists of layers with one gap, and the neighbours of some of them, are refitted to every fourth
-of the texts. This tells how far the chosen list is from the best.
+With `--candidates`, all lists of layers with one gap, and their neighbours, are refitted to the same texts. This tells
+how far the chosen list is from the best.
 
 smollm2 is a decoder: a path of it is refitted to some of these texts, and others are embedded by the path and by the
 whole model, as the mean of the last hidden states. Its score is the share of the ten nearest other texts that stay,
@@ -53,8 +53,7 @@ from m3bert.trainers import Granularity, nested_states, truncate
 
 
 DEPTHS = {"minilm": [2, 3, 4], "e5": [3, 4, 6, 8], "mpnet": [4, 6, 8]}
-SHARE = {"minilm": 1, "e5": 4, "mpnet": 4}  # one text of so many
-CANDIDATE_SHARE = 4
+SHARE = 4  # one text of so many
 TESTS = {
     "minilm": [*RETRIEVAL_TESTS, "msmarco-mini"],
     "e5": [*RETRIEVAL_TESTS, "msmarco-mini"],
@@ -82,9 +81,11 @@ def finished(file: str) -> set[str]:
     return {*json.loads(results.read_text(encoding="utf-8"))["scores"]} if results.is_file() else set()
 
 
-def texts_of(data: Path, share: int) -> dict[str, list[str]]:
-    """Source -> one of so many of its texts."""
-    return {kind: its[::share] for kind, its in sources(data).items()}
+def texts_of(data: Path) -> dict[str, list[str]]:
+    """Source -> its texts."""
+    found = {kind: its[::SHARE] for kind, its in sources(data).items()}
+    tests = tests_there(["msmarco-mini"], data)
+    return found | {test: list(evaluator.texts["documents"]) for test, evaluator in tests.items()}
 
 
 def fitted(name: str, source: str, data: Path) -> Path:
@@ -93,7 +94,7 @@ def fitted(name: str, source: str, data: Path) -> Path:
     if not folder.is_dir():
         texts.mkdir(parents=True, exist_ok=True)
         files = []
-        for kind, its in texts_of(data, SHARE[name]).items():
+        for kind, its in texts_of(data).items():
             files.append(texts / f"{kind.replace(' ', '_')}.jsonl")
             files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in its), encoding="utf-8")
         options = ["--max_length", str(MAX_LENGTH), "--depths", *map(str, DEPTHS[name])]
@@ -180,7 +181,7 @@ def score_candidates(name: str, source: str, data: Path) -> None:
         ]
         for test, its in tests.items()
     }
-    texts = TokenizedTexts(texts_of(data, CANDIDATE_SHARE), tokenizer, MAX_LENGTH, prompts)
+    texts = TokenizedTexts(texts_of(data), tokenizer, MAX_LENGTH, prompts)
     model.set_depths()
     raw = RawStates(model, tokenizer, settings.pooling, 64)
     splits = [layers for depth in DEPTHS[name] for layers in candidates_of(depth, last)]
@@ -196,7 +197,7 @@ def score_candidates(name: str, source: str, data: Path) -> None:
                 queries = truncate(raw.pooled(ids[test], [depth])[depth], width, normalize=True)
                 score = evaluator.score({"queries": queries, "documents": documents[test]})[evaluator.main_metric]
                 found[f"{test} asymmetric"] = {Granularity(depth, width): score}
-            settings_of = {"texts": len(texts), "share": CANDIDATE_SHARE}
+            settings_of = {"texts": len(texts)}
             file = RESULTS / f"candidates_{name}.json"
             add_results(file, {run: {"0": found}}, about(f"{name} --candidates", settings_of))
             print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in found.items()}, flush=True)
