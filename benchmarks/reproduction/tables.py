@@ -147,7 +147,7 @@ def exits_development() -> str:
     return titled(found, markdown(["fit", *sizes], rows), " --fit")
 
 
-PATH_ENCODERS = {"minilm": "all-MiniLM-L6-v2", "e5": "multilingual-e5-small"}
+PATH_ENCODERS = {"minilm": "all-MiniLM-L6-v2", "e5": "multilingual-e5-small", "mpnet": "all-mpnet-base-v2"}
 
 
 def paths() -> str:
@@ -158,42 +158,51 @@ def paths() -> str:
             continue
         found = results(f"paths_{name}")
         size = {run: next(iter(seeds["0"]["cranfield asymmetric"])) for run, seeds in found["scores"].items()}
+        *_, deepest = sorted((run for run in size if "," in run), key=lambda its: its.count(","))
+        by_path = f"documents by {deepest.count(',') + 1} layers"
 
-        def both(run: str, found: Found = found, size: Mapping[str, str] = size) -> str:
-            if run not in size:
-                return ""
-            scored = found["scores"]["full"]["0"]
-            groups = [
-                [test for test in tests if test in scored] for tests in (ASYMMETRIC, ["msmarco-mini asymmetric"])
-            ]
-            pairs = ((mean_of(found, its, tests, size[its]) for its in (run, "full")) for tests in groups if tests)
-            return " / ".join(with_share(*pair) for pair in pairs)
+        def kept(run: str, suffix: str, found: Found = found, size: Mapping[str, str] = size) -> str:
+            """The means of the collections, and of msmarco-mini, and their shares."""
+            there = found["scores"][run]["0"]
+            pairs = []
+            for group in (RETRIEVAL, ["msmarco-mini"]):
+                some = [test for test in group if f"{test} {suffix}" in there]
+                if some:
+                    own = mean_of(found, run, [f"{test} {suffix}" for test in some], size[run])
+                    whole = mean_of(found, "full", [f"{test} asymmetric" for test in some], size["full"])
+                    pairs.append(with_share(own, whole))
+            return " / ".join(pairs)
 
-        named = {run.removesuffix(", native"): run for run in size if run.endswith(", native")}
-        rows = [["0 (the table)", "", both("table")]]
-        rows += [
-            [path.replace(",", ", "), both(run), both(f"{path}, elastic")]
-            for path, run in sorted(named.items(), key=lambda its: len(its[0]))
-        ]
-        rows.append([f"all {size['full'].partition('x')[0]}", both("full"), ""])
+        rows = []
+        for run in sorted(size, key=lambda its: int(size[its].partition("x")[0])):
+            layers = {"table": "0 (the table)", "full": f"all {size['full'].partition('x')[0]}"}.get(run)
+            rows.append([layers or run.replace(",", ", "), kept(run, "asymmetric"), kept(run, by_path)])
         texts = f"{found['settings']['fit']['texts']:,} texts"
-        blocks.append(titled(found, markdown([f"layers of {encoder}, {texts}", "native export", "elastic"], rows)))
+        header = [f"layers of {encoder}, {texts}", "documents by all layers", by_path]
+        blocks.append(titled(found, markdown(header, rows)))
     return "\n\n".join(blocks)
 
 
 def path_candidates() -> str:
-    """The share of nDCG@10 that every list of layers keeps, and its divergence, which the fit chooses by."""
-    found, whole = results("candidates_minilm"), results("paths_minilm")
-    size = {run: next(iter(seeds["0"]["divergence"])) for run, seeds in found["scores"].items()}
-    full = mean_of(whole, "full", ASYMMETRIC, FULL)
-
-    def both(run: str) -> str:
-        kept = share(mean_of(found, run, ASYMMETRIC, size[run]), full)
-        return f"{kept}% ({mean_of(found, run, ['divergence'], size[run]):.3f})"
-
-    lists = sorted({run.rpartition(" ")[0] for run in size}, key=lambda its: (len(its), its))
-    rows = [[its.replace(",", ", "), both(f"{its} fold"), both(f"{its} swap")] for its in lists]
-    return titled(found, markdown(["layers of all-MiniLM-L6-v2, 5,000 texts", "fold", "swap"], rows))
+    """The share of nDCG@10 that lists of layers keep: the best, that of the fit, and the worst, of how many."""
+    blocks = []
+    for name, encoder in PATH_ENCODERS.items():
+        if not (HERE / "results" / f"candidates_{name}.json").is_file():
+            continue
+        found, whole = results(f"candidates_{name}"), results(f"paths_{name}")
+        size = {run: next(iter(next(iter(seeds["0"].values())))) for run, seeds in found["scores"].items()}
+        tests = [test for test in next(iter(found["scores"].values()))["0"] if not test.startswith("msmarco")]
+        full = mean_of(whole, "full", tests, next(iter(whole["scores"]["full"]["0"][tests[0]])))
+        shares = {run: share(mean_of(found, run, tests, size[run]), full) for run in size}
+        rows = []
+        for depth in sorted({run.count(",") + 1 for run in size}):
+            some = sorted((run for run in size if run.count(",") + 1 == depth), key=shares.__getitem__)
+            fitted = [run for run in some if run in whole["scores"]]
+            named = [f"{run.replace(',', ', ')}: {shares[run]}%" for run in (some[-1], *fitted[:1], some[0])]
+            rows.append([str(depth), str(len(some)), *named])
+        header = [f"layers of {encoder}", "lists", "best", "that of the fit", "worst"]
+        blocks.append(titled(found, markdown(header, rows)))
+    return "\n\n".join(blocks)
 
 
 def trained_paths() -> str:

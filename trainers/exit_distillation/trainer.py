@@ -68,8 +68,8 @@ class ExitDistillationConfig(DistillationConfig):
             model has one. Its rows have no weight decay.
         per_device_train_batch_size (`int`, *optional*, defaults to 64): Rows per device and step.
 
-    The default grid has every layer with an exit and the last one, at 16, 32, 64, ... dims and the hidden size. For a
-    native export, it is the full size. Exits of layers outside the grid are dropped. Without `teacher_name_or_path`,
+    The default grid has every fitted depth and the last one, at 16, 32, 64, ... dims and the hidden size. For a native
+    export, it is the full size. Exits of layers outside the grid are dropped. Without `teacher_name_or_path`,
     the teacher is the model itself as it was loaded: the folder or Hub id that it came from. The teacher reads texts
     of up to `max_length` tokens, or fewer if it was published for shorter texts, unless `teacher_max_length` is set.
     """
@@ -93,8 +93,10 @@ class ExitDistillationConfig(DistillationConfig):
         return columns
 
     def grid_for(self, config: EncoderConfig) -> Grid:
-        native = self.projection_dim is not None and not is_elastic(config)
-        return super().grid_for(config) if native or self.grid is not None else Grid.of(config).validate(config)
+        if self.grid is not None or (self.projection_dim is not None and not is_elastic(config)):
+            return super().grid_for(config)
+        sizes = is_elastic(config) or getattr(config, "matryoshka_layers", None) is not None
+        return Grid.of(config).validate(config) if sizes else Grid.full_size(config)
 
     def for_student(self, model: nn.Module) -> Self:
         return self.with_student_as_teacher(model).with_length_of_student()
