@@ -184,7 +184,7 @@ def paths() -> str:
 
 
 def path_candidates() -> str:
-    """The share of nDCG@10 that lists of layers keep: the best, that of the fit, and the worst, of how many."""
+    """The share of nDCG@10 that lists of layers keep: of how many, the best, that of the fit, and the worst."""
     blocks = []
     for name, encoder in PATH_ENCODERS.items():
         if not (HERE / "results" / f"candidates_{name}.json").is_file():
@@ -193,12 +193,12 @@ def path_candidates() -> str:
         size = {run: next(iter(next(iter(seeds["0"].values())))) for run, seeds in found["scores"].items()}
         tests = [test for test in next(iter(found["scores"].values()))["0"] if not test.startswith("msmarco")]
         full = mean_of(whole, "full", tests, next(iter(whole["scores"]["full"]["0"][tests[0]])))
-        shares = {run: share(mean_of(found, run, tests, size[run]), full) for run in size}
+        shares = {run: mean_of(found, run, tests, size[run]) / full for run in size}
         rows = []
         for depth in sorted({run.count(",") + 1 for run in size}):
             some = sorted((run for run in size if run.count(",") + 1 == depth), key=shares.__getitem__)
             fitted = [run for run in some if run in whole["scores"]]
-            named = [f"{run.replace(',', ', ')}: {shares[run]}%" for run in (some[-1], *fitted[:1], some[0])]
+            named = [f"{run.replace(',', ', ')}: {percent(shares[run])}%" for run in (some[-1], *fitted[:1], some[0])]
             rows.append([str(depth), str(len(some)), *named])
         header = [f"layers of {encoder}", "lists", "best", "that of the fit", "worst"]
         blocks.append(titled(found, markdown(header, rows)))

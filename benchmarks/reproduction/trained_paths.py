@@ -7,9 +7,9 @@ Trained paths: native students of few layers that start from a path and are dist
     python -m benchmarks.reproduction.report                                   # write the table
 
 The student is the native export of a path that benchmarks.reproduction.paths fits, a model of the same class with
-fewer layers; its teacher is the whole encoder. It is trained as with the recipe `path_distillation`, on those of the texts
-that are short, one of ten longer ones, and spans of 3 to 16 words in place of queries. Short texts have the encoder's
-prompt of queries, longer ones that of documents.
+fewer layers; its teacher is the whole encoder. It is trained as with the recipe `path_distillation`, on those of the
+texts that are short, one of ten longer ones, and spans of 3 to 16 words in place of queries. Short texts have the
+encoder's prompt of queries, longer ones that of documents.
 
 Queries are embedded by the student, loaded by sentence-transformers without remote code, and documents by the whole
 encoder: nDCG@10, 128 tokens per text. Interrupted, call again to continue.
