@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,8 +32,9 @@ from .eval_results import eval_results, write_eval_results
 from .figures import draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
-from .onnx_graphs import write_graphs
+from .onnx_graphs import GraphReport, write_graphs
 from .router_export import export_router
+from .sizes import choose_sizes
 from .static_export import export_static
 from .tables import title_of
 from .upload import CARD, RESULTS, Publication, published_card, sizes_of
@@ -244,8 +245,37 @@ def _lay_out_standalone(
         raise ValueError(f"format='static' publishes layer 0, not {size}.")
     else:
         export_static(checkpoint, folder, None if size is None else size.dim)
-    text = (folder / CARD).read_text(encoding="utf-8").replace("user/name", repo_id)
-    card, said = ModelCard(text if previous is None else previous), options.statements
+    _sign(folder, repo_id, options.statements, previous)
+
+
+def _lay_out_size(
+    checkpoint: Checkpoint, folder: Path, repo_id: str, options: Options, branch: str, size: Granularity
+) -> None:
+    """Lay out a size as the files of a branch. ONNX graphs of the full size come with one of each encoder."""
+    if size.layer == 0:
+        export_static(checkpoint, folder, size.dim)
+    else:
+        native = export_native(checkpoint, folder, size)
+        if options.onnx:
+            _write_graphs(native, (), options)
+    _sign(folder, repo_id, options.statements, branch=branch)
+
+
+def _sign(
+    folder: Path, repo_id: str, said: Statements, previous: str | None = None, branch: str | None = None
+) -> None:
+    """Put the repository, its branch and what a person says into the README of an export. An existing card is kept."""
+    text, there = (folder / CARD).read_text(encoding="utf-8"), f'"{repo_id}"'
+    if branch is not None:
+        there += f', revision="{branch}"'
+        # The only library that takes no revision.
+        text = text.replace(
+            'StaticModel.from_pretrained("user/name"', f"StaticModel.from_pretrained(snapshot_download({there})"
+        )
+        text = text.replace(
+            "from model2vec import", "from huggingface_hub import snapshot_download\nfrom model2vec import"
+        )
+    card = ModelCard(text.replace('"user/name"', there) if previous is None else previous)
     stated = {"license": said.license, "language": list(said.languages), "datasets": list(said.datasets)}
     stated |= {"base_model": said.base_model, "tags": [*(card.data.tags or ()), *said.tags]}
     for name, value in stated.items():
@@ -286,12 +316,15 @@ def describe(
         write_eval_results(folder, eval_results(results, checkpoint.full, repo_id))
         drawn = draw_all(results, folder / FIGURES)
         figures = {f"{FIGURES}/{file.name}": caption(file.stem) for file in drawn}
-    graphs = None
-    if options.onnx:
-        int8, fp16 = options.onnx_int8, options.onnx_fp16
-        graphs = write_graphs(checkpoint.encoder(), options.onnx, folder, int8=int8, fp16=fp16, data=options.data)
+    graphs = _write_graphs(checkpoint, options.onnx, options) if options.onnx else None
     content = CardSource(repo_id, checkpoint, results, options.statements, figures, graphs, cut)
     replace_text(folder / CARD, str(render_card(content, previous)))
+
+
+def _write_graphs(checkpoint: Checkpoint, sizes: Sequence[Granularity], options: Options) -> GraphReport:
+    """Write the ONNX graphs of the full size and of these into the folder of a checkpoint."""
+    int8, fp16 = options.onnx_int8, options.onnx_fp16
+    return write_graphs(checkpoint.encoder(), sizes, checkpoint.folder, int8=int8, fp16=fp16, data=options.data)
 
 
 def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> GridResults:
@@ -339,6 +372,7 @@ def laid_out(
     options: Options | None = None,
     results: GridResults | None = None,
     *,
+    sizes: Sequence[str] = (),
     revision: str | None = None,
     token: str | None = None,
     dry_run: bool = False,
@@ -347,13 +381,15 @@ def laid_out(
     [`prepare`] the checkpoint or the adapter in the folder `source`, in a temporary folder that is removed when the
     context ends. The arguments are those of [`prepare`] and [`~Publication.upload`]. Default `results`: those in
     `source`, if they belong to these weights. Edits of the card on the Hub are kept, or else those of the card in
-    `source`. With `dry_run`, nothing will be uploaded, so that a Hub that cannot be reached is no error.
+    `source`. `sizes` are those of [`choose_sizes`] that become branches, with READMEs of their own. With `dry_run`,
+    nothing will be uploaded, so that a Hub that cannot be reached is no error.
 
     Yields:
         [`Publication`]
 
     Raises:
-        ValueError: as [`prepare`], or if `repo_id` has no owner.
+        ValueError: as [`prepare`] and [`choose_sizes`], if `repo_id` has no owner, or if `sizes` are asked for with a
+            granularity, another format or an adapter.
         OSError: if the card on the Hub cannot be read.
     """
     options = options or Options()
@@ -361,11 +397,16 @@ def laid_out(
     if "/" not in repo_id:
         raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
     given = Adapter(source, options.statements.base_model) if is_adapter(source) else Checkpoint(source)
+    chosen: dict[str, Granularity] = {}
+    if sizes:
+        if isinstance(given, Adapter) or options.granularity is not None or options.format != "elastic":
+            raise ValueError("--sizes are those of a whole elastic repository: omit granularity and format.")
+        chosen = choose_sizes(given, sizes)
     own = (source / RESULTS).is_file() and not options.quantize and not options.standalone
     if results is None and isinstance(given, Checkpoint) and own:
         found = GridResults.load(source / RESULTS)
         results = found if found.weights == given.weights_fingerprint else None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         try:
             previous = published_card(repo_id, revision, token)
         except OSError as error:
@@ -373,7 +414,14 @@ def laid_out(
                 raise
             logger.warning(f"{error} The new card is based on the one in {source}, if there is one.")
             previous = None
-        yield prepare(given, Path(folder), repo_id, options, results, previous, token)
+        main, branches = Path(temporary, "main"), {name: Path(temporary, name) for name in chosen}
+        main.mkdir()
+        publication = prepare(given, main, repo_id, options, results, previous, token)
+        if isinstance(given, Checkpoint):
+            for name, size in chosen.items():
+                _lay_out_size(given, branches[name], repo_id, options, name, size)
+                _refuse_tokens(branches[name], token)
+        yield replace(publication, branches=branches)
 
 
 def publish(
@@ -382,12 +430,13 @@ def publish(
     options: Options | None = None,
     results: GridResults | None = None,
     *,
+    sizes: Sequence[str] = (),
     revision: str | None = None,
     token: str | None = None,
     **upload: Any,
 ) -> CommitInfo:
     """Lay out a checkpoint ([`laid_out`]), upload it ([`~Publication.upload`]), and return the commit."""
-    with laid_out(source, repo_id, options, results, revision=revision, token=token) as publication:
+    with laid_out(source, repo_id, options, results, sizes=sizes, revision=revision, token=token) as publication:
         return publication.upload(revision=revision, token=token, **upload)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..encode.granularity import Granularity
 from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
 from .checkpoint import LICENSES, Checkpoint
-from .native_export import export_native, state_only
+from .native_export import STATE_ONLY, export_native, state_only
 from .static_export import CASTS, export_static, name_of, write_json, write_modules, write_readme
 from .upload import CARD
 
@@ -31,10 +31,6 @@ print(queries @ documents.T)
 ```
 
 No code of the repository runs. `encode` embeds documents.
-"""
-STATE_ONLY = """
-The {layer} layers are those of a native export: their exit reads the hidden state alone. In the elastic encoder
-it reads the static table as well, so its vectors differ.
 """
 
 
