@@ -42,14 +42,13 @@ from sentence_transformers import SentenceTransformer
 vectors = SentenceTransformer("user/name").encode(["one text", "another"])
 ```
 
-{notes}
-- Texts longer than {max_length} tokens are truncated.
+{origin} Texts longer than {max_length} tokens are truncated.{dense}
+Its quality is not measured here: expect less from fewer layers.
 """
-SAME = "- These are the vectors of the elastic encoder with `output_layer={layer}`."
-STATE_ONLY = """- The exit of {layer} layers reads the hidden state alone. In the elastic encoder it reads the static
-  table as well, so its vectors differ."""
-DENSE = "- A Dense module after the pooling makes the vectors. A client that reads only the encoder gets other ones."
-LOWER = "- It was made from an encoder of {layers} layers: expect lower quality than with all of them."
+SAME = "Its vectors are those of the elastic encoder with `output_layer={layer}`."
+STATE_ONLY = """The exit of {layer} layers reads the hidden state alone. In the elastic encoder it reads the static
+table as well, so its vectors differ."""
+DENSE = " A Dense module after the pooling makes the vectors: a client that reads only the encoder gets other ones."
 AffineMap = tuple[torch.Tensor, torch.Tensor | None]  # weight `(dim, hidden_size)` and bias `(dim,)`
 
 
@@ -124,19 +123,17 @@ def export_native(
 
 def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, *, has_dense: bool) -> None:
     """Write the README of an embedding model that was exported at a size; `config` is that of the export."""
-    notes = [(STATE_ONLY if state_only(checkpoint, size.layer) else SAME).format(layer=size.layer)]
-    notes += [DENSE] if has_dense else []
-    notes += [LOWER.format(layers=checkpoint.full.layer)] if size.layer < checkpoint.full.layer else []
+    kind, served = config.model_type, [SERVED] * (config.model_type in SERVED_TYPES)
     text = TEXT.format(
         architecture=config.architectures[0],
         layers=", ".join(map(str, checkpoint.source_layers(size.layer))),
         name=name_of(checkpoint),
         dim=size.dim,
-        notes="\n".join(notes),
+        origin=(STATE_ONLY if state_only(checkpoint, size.layer) else SAME).format(layer=size.layer),
         max_length=checkpoint.max_length,
+        dense=DENSE if has_dense else "",
     )
-    kind = config.model_type
-    write_readme(folder, f"{size.layer} layers, {size.dim} dims", text, (kind, *[SERVED] * (kind in SERVED_TYPES)))
+    write_readme(folder, f"{size.layer} of {checkpoint.full.layer} layers", text, (kind, *served))
 
 
 def native_of(model: Any, layer: int, dim: int) -> tuple[Any, AffineMap | None]:

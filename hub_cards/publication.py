@@ -133,7 +133,7 @@ def prepare(
     elif options.standalone:
         if results is not None:
             raise ValueError(f"The results are scores of the encoder: omit them for format={options.format!r}.")
-        _lay_out_standalone(source, folder, repo_id, options, previous)
+        _lay_out_export(source, folder, repo_id, options, options.granularity, previous)
     else:
         _lay_out_encoder(source, folder, repo_id, options, results, previous)
     _refuse_tokens(folder, token)
@@ -234,48 +234,34 @@ def _add(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _lay_out_standalone(
-    checkpoint: Checkpoint, folder: Path, repo_id: str, options: Options, previous: str | None
+def _lay_out_export(
+    checkpoint: Checkpoint,
+    folder: Path,
+    repo_id: str,
+    options: Options,
+    size: Granularity | None,
+    previous: str | None = None,
+    branch: str | None = None,
 ) -> None:
-    """Lay out a model of sentence-transformers without an encoder at its root. An existing card is kept."""
-    size = options.granularity
+    """Lay out a model of sentence-transformers with the README of its export: what `options` say, or one size as the
+    files of a branch. An existing card is kept."""
     if options.format == "router":
         export_router(checkpoint, folder, size)
-    elif size is not None and size.layer != 0:
-        raise ValueError(f"format='static' publishes layer 0, not {size}.")
-    else:
+    elif size is None or size.layer == 0:
         export_static(checkpoint, folder, None if size is None else size.dim)
-    _sign(folder, repo_id, options.statements, previous)
-
-
-def _lay_out_size(
-    checkpoint: Checkpoint, folder: Path, repo_id: str, options: Options, branch: str, size: Granularity
-) -> None:
-    """Lay out a size as the files of a branch. ONNX graphs of the full size come with one of each encoder."""
-    if size.layer == 0:
-        export_static(checkpoint, folder, size.dim)
+    elif branch is None:
+        raise ValueError(f"format='static' publishes layer 0, not {size}.")
     else:
         native = export_native(checkpoint, folder, size)
         if options.onnx:
             _write_graphs(native, (), options)
-    _sign(folder, repo_id, options.statements, branch=branch)
-
-
-def _sign(
-    folder: Path, repo_id: str, said: Statements, previous: str | None = None, branch: str | None = None
-) -> None:
-    """Put the repository, its branch and what a person says into the README of an export. An existing card is kept."""
     text, there = (folder / CARD).read_text(encoding="utf-8"), f'"{repo_id}"'
     if branch is not None:
         there += f', revision="{branch}"'
-        # The only library that takes no revision.
-        text = text.replace(
-            'StaticModel.from_pretrained("user/name"', f"StaticModel.from_pretrained(snapshot_download({there})"
-        )
-        text = text.replace(
-            "from model2vec import", "from huggingface_hub import snapshot_download\nfrom model2vec import"
-        )
-    card = ModelCard(text.replace('"user/name"', there) if previous is None else previous)
+        # model2vec takes no revision.
+        text = text.replace('Model.from_pretrained("user/name"', f"Model.from_pretrained(snapshot_download({there})")
+        text = text.replace("\nfrom model2vec", "\nfrom huggingface_hub import snapshot_download\nfrom model2vec")
+    card, said = ModelCard(text.replace('"user/name"', there) if previous is None else previous), options.statements
     stated = {"license": said.license, "language": list(said.languages), "datasets": list(said.datasets)}
     stated |= {"base_model": said.base_model, "tags": [*(card.data.tags or ()), *said.tags]}
     for name, value in stated.items():
@@ -419,7 +405,7 @@ def laid_out(
         publication = prepare(given, main, repo_id, options, results, previous, token)
         if isinstance(given, Checkpoint):
             for name, size in chosen.items():
-                _lay_out_size(given, branches[name], repo_id, options, name, size)
+                _lay_out_export(given, branches[name], repo_id, options, size, branch=name)
                 _refuse_tokens(branches[name], token)
         yield replace(publication, branches=branches)
 

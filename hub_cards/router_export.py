@@ -86,7 +86,7 @@ def export_router(
         dim=queries.dim,
         cast=CASTS[dtype],
     )
-    text += STATE_ONLY.format(layer=queries.layer) if state_only(checkpoint, queries.layer) else ""
+    text += f"\n{STATE_ONLY.format(layer=queries.layer)}\n" if state_only(checkpoint, queries.layer) else ""
     write_readme(folder, "Queries and documents by encoders of different depth", text, ("router", "asymmetric"))
     return queries, documents
 

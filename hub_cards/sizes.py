@@ -24,16 +24,8 @@ def plain_sizes(checkpoint: Checkpoint) -> dict[str, Granularity]:
 
 
 def choose_sizes(checkpoint: Checkpoint, sizes: Sequence[str]) -> dict[str, Granularity]:
-    """
-    Those of [`plain_sizes`] that are asked for.
-
-    Args:
-        checkpoint ([`Checkpoint`]): The checkpoint.
-        sizes (`Sequence[str]`): Numbers of layers and `table`, or only `all`.
-
-    Raises:
-        ValueError: if the checkpoint lacks one, or has none.
-    """
+    """Those of [`plain_sizes`] that are asked for: numbers of layers and `table`, or only `all`. ValueError if the
+    checkpoint lacks one, or has none."""
     found = plain_sizes(checkpoint)
     legal = {name.removesuffix(LAYERS): name for name in found}
     wanted = [*legal] if [*sizes] == [EVERY] else [size.removesuffix(LAYERS) for size in sizes]

@@ -11,23 +11,19 @@ its class, and has the layers of the depth. Exit, output dim and projection are 
 `static` writes the static table (layer 0) as a `StaticEmbedding`, which model2vec's `StaticModel` loads, too. `router`
 writes a `Router`: `encode_query` reads the static table, or with --granularity 4x384 a plain encoder of four layers,
 and `encode_document` the plain encoder of all layers. `--sizes all` writes a folder for each depth below the last that
-needs no remote code, such as `4-layers`, and `table`; `--sizes 2 4 table` only these.
+needs no remote code, such as `4-layers`, and `table`; `--sizes 2 4 table` only these. For ONNX graphs beside one,
+`m3bert export --model_name_or_path runs/sizes/4-layers --output_dir runs/sizes/4-layers`.
 """
 
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..encode.durable import replacing_files
 from ..encode.granularity import Granularity
 from .command import EXPORT_FILES, SIZE_FOLDERS, naming, next_step, option, parse_options, writing_to
-from .sources import local_data
-
-
-if TYPE_CHECKING:
-    from ..hub_cards.checkpoint import Checkpoint
 
 
 @dataclass
@@ -40,7 +36,6 @@ class PlainArguments:
     overwrite: bool = option(False, "Replace an export that output_dir holds.")
     granularity: str | None = option(None, "Size to export: 4x64. Default: the full one; of a router: the table.")
     sizes: list[str] = option([], "With native, a folder for each of these numbers of layers, and table; all: each.")
-    onnx: bool = option(False, "With native, also write ONNX graphs, in float32 and in 8 bits.")
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
     model_type: str | None = option(None, "With native: bert, roberta, ... Default: as before conversion, else bert.")
     encoder_only: bool = option(False, "With native, leave out a head.")
@@ -54,8 +49,6 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"--format static exports layer 0, not {size.layer}: use --format native or router.")
     if options.sizes and (options.format != "native" or size is not None):
         raise ValueError("--sizes are those of --format native, at all dims: omit --granularity.")
-    if options.onnx and options.format != "native":
-        raise ValueError(f"--onnx is for --format native, not {options.format}.")
     folder, source = Path(options.output_dir), options.model_name_or_path
     files = SIZE_FOLDERS if options.sizes else EXPORT_FILES
     with writing_to(folder, files, options.overwrite, source):
@@ -63,17 +56,35 @@ def main(arguments: list[str]) -> None:
         from transformers.utils import logging
 
         from ..hub_cards.checkpoint import Checkpoint
+        from ..hub_cards.native_export import export_native, state_only
+        from ..hub_cards.router_export import export_router
         from ..hub_cards.sizes import choose_sizes
+        from ..hub_cards.static_export import export_static
 
         with naming(source):
             local = Path(source).is_dir()
             checkpoint = Checkpoint(Path(source if local else snapshot_download(source, revision=options.revision)))
         logging.disable_progress_bar()
         parts = choose_sizes(checkpoint, options.sizes) if options.sizes else {"": size}
-        first = next(iter(parts))
-        last = Path(first, "modules.json" if options.format == "router" else "config.json")
+        first, said = next(iter(parts)), {}
+        last = Path(first, "config.json" if options.format == "native" else "modules.json")
         with replacing_files(folder, last=str(last), stale=files) as draft:
-            said = {name: write(checkpoint, draft / name, options, part) for name, part in parts.items()}
+            for name, part in parts.items():
+                if options.format == "router":
+                    queries, documents = export_router(checkpoint, draft, part, dtype=options.dtype)
+                    said[name] = f"queries {queries}, documents {documents} of {source}."
+                elif options.format == "static" or (name and part is not None and part.layer == 0):
+                    dim = None if part is None else part.dim
+                    found = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
+                    said[name] = f"{found} of {source} as StaticEmbedding and StaticModel."
+                else:
+                    others = {"model_type": options.model_type, "encoder_only": options.encoder_only}
+                    native = export_native(checkpoint, draft / name, part, **others)
+                    said[name] = f"{native.config.architectures[0]}, {native.full} of {source}."
+                    if state_only(checkpoint, native.config.num_hidden_layers):
+                        said[name] += (
+                            " Its exit reads the hidden state alone, and no static table: evaluate this folder."
+                        )
         for name, what in said.items():
             print(f"{folder / name}: {what} It needs no remote code.")
     if options.format == "native":
@@ -81,26 +92,3 @@ def main(arguments: list[str]) -> None:
     else:
         load = f"from sentence_transformers import SentenceTransformer; print(SentenceTransformer({str(folder)!r}))"
         next_step("python", "-c", load)
-
-
-def write(checkpoint: Checkpoint, folder: Path, options: PlainArguments, size: Granularity | None) -> str:
-    """Export one model into a folder, and say what it is."""
-    from ..hub_cards.native_export import export_native, state_only
-    from ..hub_cards.onnx_graphs import write_graphs
-    from ..hub_cards.router_export import export_router
-    from ..hub_cards.static_export import export_static
-
-    source = options.model_name_or_path
-    if options.format == "static" or (options.sizes and size is not None and size.layer == 0):
-        found = export_static(checkpoint, folder, None if size is None else size.dim, dtype=options.dtype)
-        return f"{found} of {source} as StaticEmbedding and StaticModel."
-    if options.format == "router":
-        queries, documents = export_router(checkpoint, folder, size, dtype=options.dtype)
-        return f"queries {queries}, documents {documents} of {source}."
-    native = export_native(checkpoint, folder, size, model_type=options.model_type, encoder_only=options.encoder_only)
-    if options.onnx:
-        write_graphs(native.encoder(), (), folder, data=local_data())
-    said = f"{native.config.architectures[0]}, {native.full} of {source}."
-    if state_only(checkpoint, native.config.num_hidden_layers):
-        said += " Its exit reads the hidden state alone, and no static table: evaluate this folder."
-    return said

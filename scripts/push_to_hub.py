@@ -37,12 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint")
     parser.add_argument("repo_id", help="repository on the Hub: user/model")
     parser.add_argument("--results", type=Path, help="results.json of `m3bert evaluate` for exactly this checkpoint")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        default=[],
-        help="also publish these numbers of layers, and table, as branches; all: each",
-    )
+    parser.add_argument("--sizes", nargs="+", default=[], help="also push these sizes as branches: 2 4 table; or all")
     parser.add_argument("--granularity", help="publish only this granularity, as a small, complete model")
     parser.add_argument(
         "--format",
@@ -53,10 +48,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits: needs torchao")
     parser.add_argument(
-        "--onnx",
-        nargs="+",
-        default=[],
-        help="also export the full size and these granularities to ONNX, and each of --sizes",
+        "--onnx", nargs="+", default=[], help="also export the full size, these granularities and --sizes to ONNX"
     )
     parser.add_argument("--onnx_int8", action="store_true", help="export each granularity of --onnx also in 8 bits")
     parser.add_argument("--onnx_fp16", action="store_true", help="export each ONNX graph also in float16")

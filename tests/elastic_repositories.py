@@ -110,21 +110,12 @@ def save_elastic(
     return model
 
 
-def save_sizes(folder: Path, tokenizer: PreTrainedTokenizerBase, kind: str = "bert", **settings: Any) -> Any:
-    """Save an elastic repository with a static table, a path of depth 4 and the prefix of depth 2, both without an
-    exit, and a prefix of depth 3 whose exit reads the table; return its model. `settings` are those of
-    [`save_source`]."""
-    source = folder.with_name(f"{folder.name}-source")
-    model = make_elastic(save_source(source, tokenizer, kind, **settings))
-    shutil.copytree(source, folder, dirs_exist_ok=True)
+def save_sizes(folder: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> None:
+    """As [`save_elastic`], but only depth 3 has an exit, which reads the table; 2, and 4 with its path, have none."""
+    model = save_elastic(folder, tokenizer, **settings)
+    table, ignored = model.elastic.table.weight, model.config.elastic["ignored_ids"]
+    exits, joints = {3: affine()}, {3: affine(2 * WIDTH)}
     model.set_depths(
-        exits={3: affine()},
-        joints={3: affine(2 * WIDTH)},
-        paths={4: (PATH, {})},
-        depths=[2],
-        table=torch.randn(VOCABULARY, WIDTH),
-        ignored_ids=sorted(set(tokenizer.all_special_ids)),
-        fit={"source": "maker/encoder"},
+        exits=exits, joints=joints, paths={4: (PATH, {})}, depths=[2], table=table, ignored_ids=ignored, fit={}
     )
     model.save_pretrained(folder)
-    return model
