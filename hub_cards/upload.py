@@ -41,12 +41,6 @@ def sizes_of(folder: Path) -> dict[str, int]:
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
 
-def _listed(title: str, folder: Path) -> list[str]:
-    sizes = sizes_of(folder)
-    heading = f"{title}: {len(sizes)} files, {sum(sizes.values()):,} bytes"
-    return [heading, *(f"{size:>15,}  {name}" for name, size in sizes.items())]
-
-
 @dataclass(frozen=True)
 class Publication:
     """
@@ -69,11 +63,13 @@ class Publication:
         return sizes_of(self.folder)
 
     def listing(self) -> str:
-        """Every file to upload with its size, every other file of the checkpoint, and the files of each branch."""
-        lines = _listed(self.repo_id, self.folder) + [f"{'stays here':>15}  {name}" for name in self.left_out]
-        for name, folder in self.branches.items():
-            lines += _listed(f"{self.repo_id}, branch {name}", folder)
-        return "\n".join(lines)
+        """Every file to upload with its size, also of each branch, then every other file of the checkpoint."""
+        lines = []
+        for name, folder in {self.repo_id: self.folder, **self.branches}.items():
+            sizes = sizes_of(folder)
+            lines.append(f"{name}: {len(sizes)} files, {sum(sizes.values()):,} bytes")
+            lines += [f"{size:>15,}  {file}" for file, size in sizes.items()]
+        return "\n".join([*lines, *(f"{'stays here':>15}  {file}" for file in self.left_out)])
 
     def upload(
         self,
