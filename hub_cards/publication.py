@@ -374,7 +374,7 @@ def laid_out(
         [`Publication`]
 
     Raises:
-        ValueError: as [`prepare`] and [`choose_sizes`], if `repo_id` has no owner, or if `sizes` are asked for with a
+        ValueError: as [`prepare`] and [`choose_sizes`], if `repo_id` has no owner, or if there are `sizes` and a
             granularity, another format or an adapter.
         OSError: if the card on the Hub cannot be read.
     """

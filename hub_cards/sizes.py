@@ -24,7 +24,7 @@ def plain_sizes(checkpoint: Checkpoint) -> dict[str, Granularity]:
 
 
 def choose_sizes(checkpoint: Checkpoint, sizes: Sequence[str]) -> dict[str, Granularity]:
-    """Those of [`plain_sizes`] that are asked for: numbers of layers and `table`, or only `all`. ValueError if the
+    """Those of [`plain_sizes`] in a list: numbers of layers and `table`, or only `all`. ValueError if the
     checkpoint lacks one, or has none."""
     found = plain_sizes(checkpoint)
     legal = {name.removesuffix(LAYERS): name for name in found}
