@@ -13,7 +13,7 @@ from ..encode.granularity import Granularity
 from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
 from .checkpoint import LICENSES, Checkpoint
 from .native_export import STATE_ONLY, export_native, state_only
-from .static_export import CASTS, export_static, name_of, write_json, write_modules, write_readme
+from .static_export import CASTS, REQUIRED, export_static, name_of, write_json, write_modules, write_readme
 from .upload import CARD
 
 
@@ -78,7 +78,8 @@ def export_router(
         "parameters": {"default_route": "document", "allow_empty_key": True},
     }
     write_json(folder / ROUTER_FILE, router)
-    write_modules(folder, "Router", "", checkpoint.settings)
+    required = REQUIRED.get(dtype) if queries.layer == 0 else None
+    write_modules(folder, "Router", "", checkpoint.settings, required)
     text = TEXT.format(
         query_side="a table look-up, without a transformer" if queries.layer == 0 else f"{queries.layer} layers",
         layers=checkpoint.full.layer,
