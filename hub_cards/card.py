@@ -13,7 +13,6 @@ from ..encode.codes import CODES, bytes_per_vector
 from ..encode.granularity import Granularity, Grid
 from ..evaluation.results import GridResults
 from ..modeling.modeling_elastic import legal_dims, legal_layers
-from ..modeling.native_m3bert import without_native
 from ..trainers.core import papers
 from . import tables
 from .checkpoint import Checkpoint, sha256_of
@@ -21,7 +20,7 @@ from .choices import ENOUGH, Headline
 from .costs import CODES_SHOWN, costs, tokens_counted
 from .figures import LEADS
 from .metadata import Statements, evaluations, kept
-from .native_export import SERVED_TYPES, state_only
+from .native_export import SERVED, SERVED_TYPES, is_plain
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .tables import TITLES, dataset_of, markdown, title_of
@@ -151,7 +150,7 @@ def metadata(source: CardSource) -> dict[str, Any]:
         "sentence-transformers": embeds,
         "feature-extraction": embeds,
         "matryoshka": checkpoint.trained,
-        "text-embeddings-inference": embeds and checkpoint.exported_from is not None and kind in SERVED_TYPES,
+        SERVED: embeds and checkpoint.exported_from is not None and kind in SERVED_TYPES,
         "onnx": source.onnx is not None,
     }
     tags = [tag for tag, holds in conditions.items() if holds]
@@ -202,7 +201,7 @@ def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
     fit = spec.fit if spec.fit and "fingerprint" in spec.fit else None  # else it only says where the depths are from
     file = checkpoint.folder / "model.safetensors"
     compared = not checkpoint.is_m3bert and file.is_file() and "source_sha256" in (spec.fit or {})
-    layers = {depth: source_layers(checkpoint, depth) for depth in spec.aligned}
+    layers = {depth: checkpoint.source_layers(depth) for depth in spec.aligned}
     exact = fit and (fit["target"], fit["basis"]) == ("last layer", "last_layer")
     return {
         "below": below,
@@ -222,8 +221,7 @@ def plain_exports(checkpoint: Checkpoint, query_layer: int | None) -> list[tuple
     full, has_table = checkpoint.full, 0 in checkpoint.depths.table
     if not checkpoint.elastic or checkpoint.head != "AutoModel" or checkpoint.quantized:
         return []
-    known = not checkpoint.is_m3bert or without_native(checkpoint.config) is None
-    native = known and full.layer > 0 and not state_only(checkpoint, full.layer)
+    native = is_plain(checkpoint, full.layer)
     size = "" if has_table else f" --granularity {query_layer}x{full.dim}"
     found = [
         (native, ("native", "", f"all {full.layer} layers")),
@@ -231,13 +229,6 @@ def plain_exports(checkpoint: Checkpoint, query_layer: int | None) -> list[tuple
         (native and query_layer is not None, ("router", size, "fewer layers for queries")),
     ]
     return [export for possible, export in found if possible] or [("onnx", "", "for onnxruntime")]
-
-
-def source_layers(checkpoint: Checkpoint, depth: int) -> list[int]:
-    """The layers of the source that a depth runs, counted from 1, also where the checkpoint is a size."""
-    own = (getattr(checkpoint.config, "elastic", None) or {}).get("source_layers")
-    layers = checkpoint.depths.layers_of(depth)
-    return [own[layer - 1] for layer in layers] if own else layers
 
 
 def exit_table(checkpoint: Checkpoint) -> str:

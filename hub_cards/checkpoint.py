@@ -135,6 +135,12 @@ class Checkpoint:
         """Its exits, paths and static table."""
         return Elasticity.of(self.config)
 
+    def source_layers(self, depth: int) -> list[int]:
+        """The layers of the source that a depth runs, counted from 1, also where the checkpoint is a size."""
+        own = (getattr(self.config, "elastic", None) or {}).get("source_layers")
+        layers = self.depths.layers_of(depth)
+        return [own[layer - 1] for layer in layers] if own else layers
+
     @cached_property
     def needs_code(self) -> bool:
         """Whether it cannot be loaded at all without its code. A native encoder can, at its full size."""

@@ -19,15 +19,36 @@ from transformers import AutoModel
 from ..encode.granularity import Granularity, Grid
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER
+from ..encode.states import shared_layers
 from ..modeling import convert_to_native
 from ..modeling.auto_m3bert import load_model
-from ..modeling.native_m3bert import output_map
+from ..modeling.native_m3bert import output_map, without_native
 from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
+from .static_export import name_of, write_readme
 
 
 logger = logging.getLogger(__name__)
-# Native model types that text-embeddings-inference runs (`backends/candle/src/models/`, read 2026-11-22).
-SERVED_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
+# Native model types that text-embeddings-inference runs (`backends/candle/src/models/`, read 2026-11-27).
+SERVED_TYPES = (
+    *("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "deberta-v2", "modernbert", "gte"),
+    *("nomic_bert", "qwen2", "qwen3", "gemma3_text", "mistral", "llama"),
+)
+SERVED = "text-embeddings-inference"
+TEXT = """A plain `{architecture}` with layers {layers} of {name}, and no code of its own. Its vectors have {dim} dims.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("user/name").encode(["one text", "another"])
+```
+
+{origin} Texts longer than {max_length} tokens are truncated.{dense}
+Its quality is not measured here: expect less from fewer layers.
+"""
+SAME = "Its vectors are those of the elastic encoder with `output_layer={layer}`."
+STATE_ONLY = """The exit of {layer} layers reads the hidden state alone. In the elastic encoder it reads the static
+table as well, so its vectors differ."""
+DENSE = " A Dense module after the pooling makes the vectors: a client that reads only the encoder gets other ones."
 AffineMap = tuple[torch.Tensor, torch.Tensor | None]  # weight `(dim, hidden_size)` and bias `(dim,)`
 
 
@@ -90,6 +111,7 @@ def export_native(
         dense = dense_of(found, projection, size.dim, config.hidden_size)
         settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
         settings.write(folder, width=native.config.hidden_size)
+        describe_native(checkpoint, folder, size, native.config, has_dense=dense is not None)
     if checkpoint.record is not None:
         lost = lost_layers(checkpoint, size)
         kept = [g for g in Grid.parse(checkpoint.record.grid) if g.layer not in lost]
@@ -97,6 +119,21 @@ def export_native(
         replace(checkpoint.record, grid=str(Grid(tuple(kept) or (size,)))).save(folder)
     copy_quantizer(checkpoint, folder, size)
     return Checkpoint(folder)
+
+
+def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, *, has_dense: bool) -> None:
+    """Write the README of an embedding model that was exported at a size; `config` is that of the export."""
+    kind, served = config.model_type, [SERVED] * (config.model_type in SERVED_TYPES)
+    text = TEXT.format(
+        architecture=config.architectures[0],
+        layers=", ".join(map(str, checkpoint.source_layers(size.layer))),
+        name=name_of(checkpoint),
+        dim=size.dim,
+        origin=(STATE_ONLY if state_only(checkpoint, size.layer) else SAME).format(layer=size.layer),
+        max_length=checkpoint.max_length,
+        dense=DENSE if has_dense else "",
+    )
+    write_readme(folder, f"{size.layer} of {checkpoint.full.layer} layers", text, (kind, *served))
 
 
 def native_of(model: Any, layer: int, dim: int) -> tuple[Any, AffineMap | None]:
@@ -169,6 +206,15 @@ def dense_of(found: AffineMap | None, projection: Projection | None, dim: int, w
     dense = Projection(width, len(weight), bias=bias is not None)
     dense.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
     return dense
+
+
+def is_plain(checkpoint: Checkpoint, layer: int) -> bool:
+    """Whether a native export at this depth is an embedding model with the vectors of the checkpoint."""
+    if not checkpoint.elastic or checkpoint.head != "AutoModel" or checkpoint.quantized:
+        return False
+    known = not checkpoint.is_m3bert or without_native(checkpoint.config) is None
+    projected = checkpoint.projection is None or layer in shared_layers(checkpoint.config)
+    return known and projected and layer > 0 and not state_only(checkpoint, layer)
 
 
 def state_only(checkpoint: Checkpoint, layer: int) -> bool:

@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,8 +32,9 @@ from .eval_results import eval_results, write_eval_results
 from .figures import draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
-from .onnx_graphs import write_graphs
+from .onnx_graphs import GraphReport, write_graphs
 from .router_export import export_router
+from .sizes import choose_sizes
 from .static_export import export_static
 from .tables import title_of
 from .upload import CARD, RESULTS, Publication, published_card, sizes_of
@@ -132,7 +133,7 @@ def prepare(
     elif options.standalone:
         if results is not None:
             raise ValueError(f"The results are scores of the encoder: omit them for format={options.format!r}.")
-        _lay_out_standalone(source, folder, repo_id, options, previous)
+        _lay_out_export(source, folder, repo_id, options, options.granularity, previous)
     else:
         _lay_out_encoder(source, folder, repo_id, options, results, previous)
     _refuse_tokens(folder, token)
@@ -233,19 +234,34 @@ def _add(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _lay_out_standalone(
-    checkpoint: Checkpoint, folder: Path, repo_id: str, options: Options, previous: str | None
+def _lay_out_export(
+    checkpoint: Checkpoint,
+    folder: Path,
+    repo_id: str,
+    options: Options,
+    size: Granularity | None,
+    previous: str | None = None,
+    branch: str | None = None,
 ) -> None:
-    """Lay out a model of sentence-transformers without an encoder at its root. An existing card is kept."""
-    size = options.granularity
+    """Lay out a model of sentence-transformers with the README of its export: what `options` say, or one size as the
+    files of a branch. An existing card is kept."""
     if options.format == "router":
         export_router(checkpoint, folder, size)
-    elif size is not None and size.layer != 0:
+    elif size is None or size.layer == 0:
+        export_static(checkpoint, folder, None if size is None else size.dim)
+    elif branch is None:
         raise ValueError(f"format='static' publishes layer 0, not {size}.")
     else:
-        export_static(checkpoint, folder, None if size is None else size.dim)
-    text = (folder / CARD).read_text(encoding="utf-8").replace("user/name", repo_id)
-    card, said = ModelCard(text if previous is None else previous), options.statements
+        native = export_native(checkpoint, folder, size)
+        if options.onnx:
+            _write_graphs(native, (), options)
+    text, there = (folder / CARD).read_text(encoding="utf-8"), f'"{repo_id}"'
+    if branch is not None:
+        there += f', revision="{branch}"'
+        # model2vec takes no revision.
+        text = text.replace('Model.from_pretrained("user/name"', f"Model.from_pretrained(snapshot_download({there})")
+        text = text.replace("\nfrom model2vec", "\nfrom huggingface_hub import snapshot_download\nfrom model2vec")
+    card, said = ModelCard(text.replace('"user/name"', there) if previous is None else previous), options.statements
     stated = {"license": said.license, "language": list(said.languages), "datasets": list(said.datasets)}
     stated |= {"base_model": said.base_model, "tags": [*(card.data.tags or ()), *said.tags]}
     for name, value in stated.items():
@@ -286,12 +302,15 @@ def describe(
         write_eval_results(folder, eval_results(results, checkpoint.full, repo_id))
         drawn = draw_all(results, folder / FIGURES)
         figures = {f"{FIGURES}/{file.name}": caption(file.stem) for file in drawn}
-    graphs = None
-    if options.onnx:
-        int8, fp16 = options.onnx_int8, options.onnx_fp16
-        graphs = write_graphs(checkpoint.encoder(), options.onnx, folder, int8=int8, fp16=fp16, data=options.data)
+    graphs = _write_graphs(checkpoint, options.onnx, options) if options.onnx else None
     content = CardSource(repo_id, checkpoint, results, options.statements, figures, graphs, cut)
     replace_text(folder / CARD, str(render_card(content, previous)))
+
+
+def _write_graphs(checkpoint: Checkpoint, sizes: Sequence[Granularity], options: Options) -> GraphReport:
+    """Write the ONNX graphs of the full size and of these into the folder of a checkpoint."""
+    int8, fp16 = options.onnx_int8, options.onnx_fp16
+    return write_graphs(checkpoint.encoder(), sizes, checkpoint.folder, int8=int8, fp16=fp16, data=options.data)
 
 
 def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> GridResults:
@@ -339,6 +358,7 @@ def laid_out(
     options: Options | None = None,
     results: GridResults | None = None,
     *,
+    sizes: Sequence[str] = (),
     revision: str | None = None,
     token: str | None = None,
     dry_run: bool = False,
@@ -347,13 +367,15 @@ def laid_out(
     [`prepare`] the checkpoint or the adapter in the folder `source`, in a temporary folder that is removed when the
     context ends. The arguments are those of [`prepare`] and [`~Publication.upload`]. Default `results`: those in
     `source`, if they belong to these weights. Edits of the card on the Hub are kept, or else those of the card in
-    `source`. With `dry_run`, nothing will be uploaded, so that a Hub that cannot be reached is no error.
+    `source`. `sizes` are those of [`choose_sizes`] that become branches, with READMEs of their own. With `dry_run`,
+    nothing will be uploaded, so that a Hub that cannot be reached is no error.
 
     Yields:
         [`Publication`]
 
     Raises:
-        ValueError: as [`prepare`], or if `repo_id` has no owner.
+        ValueError: as [`prepare`] and [`choose_sizes`], if `repo_id` has no owner, or if there are `sizes` and a
+            granularity, another format or an adapter.
         OSError: if the card on the Hub cannot be read.
     """
     options = options or Options()
@@ -361,11 +383,16 @@ def laid_out(
     if "/" not in repo_id:
         raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
     given = Adapter(source, options.statements.base_model) if is_adapter(source) else Checkpoint(source)
+    chosen: dict[str, Granularity] = {}
+    if sizes:
+        if isinstance(given, Adapter) or options.granularity is not None or options.format != "elastic":
+            raise ValueError("--sizes are those of a whole elastic repository: omit granularity and format.")
+        chosen = choose_sizes(given, sizes)
     own = (source / RESULTS).is_file() and not options.quantize and not options.standalone
     if results is None and isinstance(given, Checkpoint) and own:
         found = GridResults.load(source / RESULTS)
         results = found if found.weights == given.weights_fingerprint else None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         try:
             previous = published_card(repo_id, revision, token)
         except OSError as error:
@@ -373,7 +400,14 @@ def laid_out(
                 raise
             logger.warning(f"{error} The new card is based on the one in {source}, if there is one.")
             previous = None
-        yield prepare(given, Path(folder), repo_id, options, results, previous, token)
+        main, branches = Path(temporary, "main"), {name: Path(temporary, name) for name in chosen}
+        main.mkdir()
+        publication = prepare(given, main, repo_id, options, results, previous, token)
+        if isinstance(given, Checkpoint):
+            for name, size in chosen.items():
+                _lay_out_export(given, branches[name], repo_id, options, size, branch=name)
+                _refuse_tokens(branches[name], token)
+        yield replace(publication, branches=branches)
 
 
 def publish(
@@ -382,12 +416,13 @@ def publish(
     options: Options | None = None,
     results: GridResults | None = None,
     *,
+    sizes: Sequence[str] = (),
     revision: str | None = None,
     token: str | None = None,
     **upload: Any,
 ) -> CommitInfo:
     """Lay out a checkpoint ([`laid_out`]), upload it ([`~Publication.upload`]), and return the commit."""
-    with laid_out(source, repo_id, options, results, revision=revision, token=token) as publication:
+    with laid_out(source, repo_id, options, results, sizes=sizes, revision=revision, token=token) as publication:
         return publication.upload(revision=revision, token=token, **upload)
 
 

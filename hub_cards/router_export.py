@@ -12,8 +12,8 @@ from pathlib import Path
 from ..encode.granularity import Granularity
 from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
 from .checkpoint import LICENSES, Checkpoint
-from .native_export import export_native, state_only
-from .static_export import CASTS, export_static, name_of, write_json, write_modules, write_readme
+from .native_export import STATE_ONLY, export_native, state_only
+from .static_export import CASTS, REQUIRED, export_static, name_of, write_json, write_modules, write_readme
 from .upload import CARD
 
 
@@ -31,10 +31,6 @@ print(queries @ documents.T)
 ```
 
 No code of the repository runs. `encode` embeds documents.
-"""
-STATE_ONLY = """
-The {layer} layers are those of a native export: their exit reads the hidden state alone. In the elastic encoder
-it reads the static table as well, so its vectors differ.
 """
 
 
@@ -82,7 +78,8 @@ def export_router(
         "parameters": {"default_route": "document", "allow_empty_key": True},
     }
     write_json(folder / ROUTER_FILE, router)
-    write_modules(folder, "Router", "", checkpoint.settings)
+    required = REQUIRED.get(dtype) if queries.layer == 0 else None
+    write_modules(folder, "Router", "", checkpoint.settings, required)
     text = TEXT.format(
         query_side="a table look-up, without a transformer" if queries.layer == 0 else f"{queries.layer} layers",
         layers=checkpoint.full.layer,
@@ -90,7 +87,7 @@ def export_router(
         dim=queries.dim,
         cast=CASTS[dtype],
     )
-    text += STATE_ONLY.format(layer=queries.layer) if state_only(checkpoint, queries.layer) else ""
+    text += f"\n{STATE_ONLY.format(layer=queries.layer)}\n" if state_only(checkpoint, queries.layer) else ""
     write_readme(folder, "Queries and documents by encoders of different depth", text, ("router", "asymmetric"))
     return queries, documents
 

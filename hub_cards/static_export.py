@@ -6,6 +6,7 @@ sentence-transformers: both load the folder without remote code.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ..encode.granularity import Granularity, Grid
 from ..encode.numerics import quantize_rows
 from ..modeling.auto_m3bert import load_model
-from ..modeling.settings_m3bert import EmbeddingSettings
+from ..modeling.settings_m3bert import SIMILARITY_FILE, EmbeddingSettings
 from .checkpoint import Checkpoint
 from .upload import CARD
 
@@ -67,6 +68,8 @@ ROWS = {
 - The rows are int8 in the file, with one scale per row (`weights`); vectors are float32. sentence-transformers reads
   this from version 6.2 on.""",
 }
+
+REQUIRED = {"int8": {"sentence-transformers": ">=6.2"}}  # which versions 6.0 and 6.1 check, and earlier ones ignore
 
 
 def export_static(
@@ -130,7 +133,7 @@ def export_static(
         "exported_from": checkpoint.origin_of(size),
     }
     write_json(folder / "config.json", config)
-    write_modules(folder, "StaticEmbedding", ".", checkpoint.settings)
+    write_modules(folder, "StaticEmbedding", ".", checkpoint.settings, REQUIRED.get(dtype))
     counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
     characters = max_length * int(median(map(len, bare.get_vocab())))
@@ -166,11 +169,16 @@ def tokenizer_of_content(
     return bare, longest
 
 
-def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSettings) -> None:
+def write_modules(
+    folder: Path, kind: str, path: str, settings: EmbeddingSettings, required: Mapping[str, str] | None = None
+) -> None:
     """Write what `SentenceTransformer` reads first: one module that embeds texts (class and folder), normalisation,
-    prompts and similarity."""
+    prompts and similarity, and the versions of packages without which it refuses the model."""
     paths = {kind: path, **({"Normalize": "1_Normalize"} if settings.normalize else {})}
-    for name, content in settings.listing(paths).items():
+    listing = settings.listing(paths)
+    if required is not None:
+        listing[SIMILARITY_FILE]["requirements"] = required
+    for name, content in listing.items():
         write_json(folder / name, content)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi, hf_hub_download
@@ -50,22 +50,26 @@ class Publication:
         folder (`Path`): The folder.
         repo_id (`str`): The repository, `user/model`.
         left_out (`list[str]`): Files of the checkpoint that are not uploaded.
+        branches (`dict[str, Path]`, *optional*): Name of a branch -> folder with exactly its files.
     """
 
     folder: Path
     repo_id: str
     left_out: Sequence[str]
+    branches: Mapping[str, Path] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
         """File -> bytes."""
         return sizes_of(self.folder)
 
     def listing(self) -> str:
-        """Every file to upload with its size, then every other file of the checkpoint."""
-        sizes = self.sizes()
-        lines = [f"{self.repo_id}: {len(sizes)} files, {sum(sizes.values()):,} bytes"]
-        lines += [f"{size:>15,}  {name}" for name, size in sizes.items()]
-        return "\n".join([*lines, *(f"{'stays here':>15}  {name}" for name in self.left_out)])
+        """Every file to upload with its size, also of each branch, then every other file of the checkpoint."""
+        lines = []
+        for name, folder in {self.repo_id: self.folder, **self.branches}.items():
+            sizes = sizes_of(folder)
+            lines.append(f"{name}: {len(sizes)} files, {sum(sizes.values()):,} bytes")
+            lines += [f"{size:>15,}  {file}" for file, size in sizes.items()]
+        return "\n".join([*lines, *(f"{'stays here':>15}  {file}" for file in self.left_out)])
 
     def upload(
         self,
@@ -76,13 +80,14 @@ class Publication:
         message: str = "Publish with m3bert",
     ) -> CommitInfo:
         """
-        Create the repository if necessary, and commit the files that changed. After an interruption, call this again
-        to continue: files that already arrived are not sent twice.
+        Create the repository if necessary, and commit the files that changed, then those of each branch. A branch has
+        only these files. After an interruption, call this again to continue: files that already arrived are not sent
+        twice.
 
         Args:
             private (`bool`, *optional*, defaults to `True`): Make a new repository private. An existing one stays as
                 it is.
-            revision (`str`, *optional*): Branch, which must exist. Default: `main`.
+            revision (`str`, *optional*): Branch of `folder`, which must exist. Default: `main`.
             token (`str`, *optional*): Token for the Hub. Default: that of the environment or of `hf auth login`.
             message (`str`, *optional*): Commit message.
 
@@ -92,13 +97,16 @@ class Publication:
         api = HfApi(token=token)
         try:
             api.create_repo(self.repo_id, private=private, exist_ok=True)
-            return api.upload_folder(
-                repo_id=self.repo_id,
-                folder_path=self.folder,
-                revision=revision,
-                commit_message=message,
-                delete_patterns=list(GENERATED_FILES),
+            options = {"repo_id": self.repo_id, "commit_message": message}
+            commit = api.upload_folder(
+                folder_path=self.folder, revision=revision, delete_patterns=list(GENERATED_FILES), **options
             )
+            for name, folder in self.branches.items():
+                # From the first commit: until its own files arrive, a branch of the last one would be the whole model.
+                first = api.list_repo_commits(self.repo_id)[-1].commit_id
+                api.create_branch(self.repo_id, branch=name, revision=first, exist_ok=True)
+                api.upload_folder(folder_path=folder, revision=name, delete_patterns="*", **options)
+            return commit
         except (HTTPError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise OSError(f"{self.repo_id} was not pushed; push again to continue. {reason}") from error

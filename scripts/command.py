@@ -29,6 +29,7 @@ MODEL_FILES = (
     "training.json",
 )  # fmt: skip
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
+SIZE_FOLDERS = ("[0-9]*-layers", "table")  # of an export of several sizes
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
     files = ["onnx"] if folder.resolve() == Path(source).resolve() else EXPORT_FILES
     with writing_to(folder, files, options.overwrite):
         from ..hub_cards.onnx_export import require_onnx
-        from ..hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
+        from ..hub_cards.onnx_graphs import QUALITY, graph_table, write_encoder_files, write_graphs
 
         require_onnx()
         encoder = load_encoder(encoding)
@@ -86,11 +86,5 @@ def main(arguments: list[str]) -> None:
             tasks=options.tasks,
             data=local_data(),
         )
-        for graph in report.graphs:
-            facts = [f"{graph.granularity} in {graph.weights}", f"{graph.bytes / 1e6:.1f} MB"]
-            if graph.mean_cosine is not None:
-                facts.append(f"cosine to float32 {graph.mean_cosine:.4f} (lowest {graph.lowest_cosine:.4f})")
-            facts += [f"{task} {100 * score:.2f}" for task, score in graph.scores.items()]
-            print(f"{folder / graph.file}: {', '.join(facts)}")
-        print(f"{folder / QUALITY}: these figures")
+        print(f"{folder / QUALITY}:\n\n{graph_table(report)}\n")
     next_step("hf", "upload", "user/model", folder)

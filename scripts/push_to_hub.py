@@ -7,10 +7,12 @@ training record and its evaluation:
     m3bert push runs/pairs user/model-small --granularity 4x64 --public
     m3bert push runs/pairs user/model-bert --granularity 4x64 --format native --base_model user/model
     m3bert push runs/elastic user/model-asymmetric --format router
+    m3bert push runs/elastic user/model --sizes 2 4 table
 
-A new repository is private unless you pass --public. --dry_run lists all files and pushes nothing; with --output_dir,
-it also writes them, so that you can read the card. To resume an interrupted push, run the same command again. The
-token comes from `hf auth login` or from HF_TOKEN.
+The last one also writes each of these sizes as a branch: `SentenceTransformer("user/model", revision="4-layers")`
+needs no remote code. A new repository is private unless you pass --public. --dry_run lists all files and pushes
+nothing; with --output_dir, it also writes them, so that you can read the card. To resume an interrupted push, run the
+same command again. The token comes from `hf auth login` or from HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint")
     parser.add_argument("repo_id", help="repository on the Hub: user/model")
     parser.add_argument("--results", type=Path, help="results.json of `m3bert evaluate` for exactly this checkpoint")
+    parser.add_argument("--sizes", nargs="+", default=[], help="also push these sizes as branches: 2 4 table; or all")
     parser.add_argument("--granularity", help="publish only this granularity, as a small, complete model")
     parser.add_argument(
         "--format",
@@ -45,7 +48,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits: needs torchao")
     parser.add_argument(
-        "--onnx", nargs="+", default=[], help="also export the full size and these granularities to ONNX"
+        "--onnx", nargs="+", default=[], help="also export the full size, these granularities and --sizes to ONNX"
     )
     parser.add_argument("--onnx_int8", action="store_true", help="export each granularity of --onnx also in 8 bits")
     parser.add_argument("--onnx_fp16", action="store_true", help="export each ONNX graph also in float16")
@@ -89,13 +92,14 @@ def main(arguments: list[str]) -> None:
         data=local_data(),
         own_code=given.own_code,
     )
-    where = {"revision": given.revision, "dry_run": given.dry_run}
+    where = {"sizes": given.sizes, "revision": given.revision, "dry_run": given.dry_run}
     with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:
         print(publication.listing())
         if given.mteb_meta is not None:  # before the push, so that an error comes first
             write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id)
         if given.output_dir is not None:
-            shutil.copytree(publication.folder, given.output_dir)
+            for name, folder in {"": publication.folder, **publication.branches}.items():
+                shutil.copytree(folder, given.output_dir / name)
             print(f"{given.output_dir}: these files; README.md is the card.")
         if given.dry_run:
             print("Nothing was pushed (--dry_run).")
@@ -106,5 +110,7 @@ def main(arguments: list[str]) -> None:
         if given.mteb_meta is not None:
             write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id, commit.oid)
     print(commit.commit_url)
+    for name in publication.branches:
+        print(f"{commit.repo_url}/tree/{name}")
     if given.format in ("elastic", "native"):
         next_step(model=given.repo_id)

@@ -108,3 +108,14 @@ def save_elastic(
     model.save_pretrained(folder)
     shutil.copyfile(source / "model.safetensors", folder / "model.safetensors")  # byte for byte
     return model
+
+
+def save_sizes(folder: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> None:
+    """As [`save_elastic`], but only depth 3 has an exit, which reads the table; 2, and 4 with its path, have none."""
+    model = save_elastic(folder, tokenizer, **settings)
+    table, ignored = model.elastic.table.weight, model.config.elastic["ignored_ids"]
+    exits, joints = {3: affine()}, {3: affine(2 * WIDTH)}
+    model.set_depths(
+        exits=exits, joints=joints, paths={4: (PATH, {})}, depths=[2], table=table, ignored_ids=ignored, fit={}
+    )
+    model.save_pretrained(folder)

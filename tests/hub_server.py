@@ -93,23 +93,25 @@ class Commit:
 
 
 class Repo:
-    """The commits of `main`, oldest first, and the commits and authors of open pull requests, the first of which is
-    `refs/pr/1`. The key is the id; that of a data set starts with `datasets/`."""
+    """The commits of each branch, oldest first, those of `main` also as `history`, and the commits and authors of open
+    pull requests, the first of which is `refs/pr/1`. The key is the id; that of a data set starts with `datasets/`."""
 
     def __init__(self, key: str, private: bool) -> None:
         self.key, self.private, self.history = key, private, list[Commit]()
+        self.branches = {"main": self.history}
         self.proposals: list[tuple[Commit, str]] = []
         self.owner, self.name = key.split("/")[-2:]
         self.commit("initial commit", {".gitattributes": Blob(b"", False)})
 
     def resolve(self, revision: str) -> Commit:
-        """The commit of `main`, of a pull request or of an oid."""
+        """The commit of a branch, of a pull request or of an oid."""
         for number, (commit, _) in enumerate(self.proposals, start=1):
             if revision in (f"refs/pr/{number}", commit.oid):
                 return commit
-        for commit in reversed(self.history):
-            if revision in ("main", commit.oid):
-                return commit
+        for branch, commits in self.branches.items():
+            for commit in reversed(commits):
+                if revision in (branch, commit.oid):
+                    return commit
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
     def propose(self, author: str, message: str, files: Mapping[str, Blob]) -> None:
@@ -130,13 +132,14 @@ class Repo:
         ]  # fmt: skip
         return {"discussions": pages, "count": len(pages), "start": 0}
 
-    def commit(self, message: str, files: Mapping[str, Blob]) -> Commit:
-        before = self.history[-1].files if self.history else {}
+    def commit(self, message: str, files: Mapping[str, Blob], branch: str = "main") -> Commit:
+        history = self.branches[branch]
+        before = history[-1].files if history else {}
         changed = tuple(sorted(path for path in {*before, *files} if before.get(path) != files.get(path)))
         date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        oid = hashlib.sha1(f"{self.key} {len(self.history)} {date} {message} {changed}".encode()).hexdigest()
-        self.history.append(Commit(oid, message, date, files, changed))
-        return self.history[-1]
+        oid = hashlib.sha1(f"{self.key} {branch} {len(history)} {date} {message} {changed}".encode()).hexdigest()
+        history.append(Commit(oid, message, date, files, changed))
+        return history[-1]
 
     def describe(self, revision: str, blobs: bool) -> dict[str, Any]:
         """The answer for `model_info` and `dataset_info`. With `blobs`, it has sizes and hashes of files."""
@@ -260,9 +263,9 @@ class HubServer:
         """The history, newest commit first."""
         return self.repos[repo].history[::-1]
 
-    def files(self, repo: str) -> dict[str, bytes]:
+    def files(self, repo: str, branch: str = "main") -> dict[str, bytes]:
         """All files of the newest commit."""
-        return {path: blob.content for path, blob in self.repos[repo].history[-1].files.items()}
+        return {path: blob.content for path, blob in self.repos[repo].resolve(branch).files.items()}
 
     def user(self, authorization: str | None) -> str | None:
         """The user of a token; `None` without a token."""
@@ -300,6 +303,10 @@ class HubServer:
         match [call.method, *rest]:
             case ["GET"] | ["GET", "revision", _]:
                 return json_answer(repo.describe(rest[1] if rest else "main", "blobs" in call.query))
+            case ["GET", "commits", branch]:
+                pages = [{"id": commit.oid, "title": commit.message, "message": "", "date": commit.date, "authors": []}
+                         for commit in reversed(repo.branches[branch])]  # fmt: skip
+                return json_answer(pages)
             case ["GET", "discussions"]:
                 return json_answer(repo.discussions(*call.query["author"]))
             case ["GET", "tree", revision, *folder]:
@@ -337,9 +344,14 @@ class HubServer:
             case ["POST", "commit", branch]:
                 header, *operations = (json.loads(line) for line in call.body.splitlines())
                 files = self._after(repo.resolve(branch).files, operations)
-                commit = repo.commit(header["value"]["summary"], files)
+                commit = repo.commit(header["value"]["summary"], files, branch)
                 url = f"{self.url}/{repo.key}/commit/{commit.oid}"
                 return json_answer({"commitUrl": url, "commitOid": commit.oid})
+            case ["POST", "branch", name]:
+                if name in repo.branches:
+                    raise HubError(409, f"Reference already exists: {name}")
+                repo.branches[name] = [repo.resolve(call.json()["startingPoint"])]
+                return json_answer({})
         raise call.unknown()
 
     def _create(self, call: Call) -> Answer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import environment
 from transformers import AutoTokenizer
 
 from m3bert.hub_cards.checkpoint import Checkpoint
@@ -53,3 +55,15 @@ def test_a_cut_to_the_table_is_exported_as_well(static, tmp_path, tiny_tokenizer
     M3BertModel.from_pretrained(static, output_layer=0, output_dim=16).save_pretrained(cut)
     tiny_tokenizer.save_pretrained(cut)
     assert export_static(Checkpoint(cut), tmp_path / "static") == Granularity(0, 16)
+
+
+def test_versions_that_would_misread_a_table_in_8_bits_refuse_it(static, tmp_path, monkeypatch):
+    """sentence-transformers 6.0 and 6.1 read the requirement, and would leave out the scales of the rows."""
+    for dtype in ("float32", "int8"):
+        export_static(Checkpoint(static), tmp_path / f"{dtype} table", dtype=dtype)
+        export_router(Checkpoint(static), tmp_path / f"{dtype} router", dtype=dtype)
+    monkeypatch.setattr(environment, "get_installed_version", lambda name: "6.1.0")
+    for kind in ("table", "router"):
+        SentenceTransformer(str(tmp_path / f"float32 {kind}"), device="cpu")
+        with pytest.raises(ImportError, match="sentence-transformers>=6.2"):
+            SentenceTransformer(str(tmp_path / f"int8 {kind}"), device="cpu")

@@ -29,6 +29,7 @@ from m3bert.hub_cards.metadata import Statements
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.trainers import Granularity
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
+from tests.elastic_repositories import save_sizes
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import save_static
 
@@ -238,6 +239,42 @@ def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_pr
             torch.tensor(found[name][side]), normalize(ours[side].at(Granularity.parse(size))), atol=1e-4, rtol=1e-4
         )
     assert 'SentenceTransformer("user/router")' in found["card"] and "license: mit" in found["card"]
+
+
+@pytest.mark.slow
+def test_every_size_is_a_revision_that_needs_no_code(hub, push, in_process, tmp_path, tiny_tokenizer):
+    """Its vectors are those of the elastic model on `main`, which is the source without code."""
+    folder, depths = tmp_path / "elastic", {"2-layers": 2, "4-layers": 4, "table": 0, "main": 6}
+    save_sizes(folder, tiny_tokenizer)
+    assert "legal values: 2, 4, table, all" in error_line(push([folder, "user/model", "--sizes", "5", "table"]))
+    assert not hub.repos
+    done = push([folder, "user/model", "--sizes", "all", "--license", "mit"])
+    assert done.returncode == 0 and f"{hub.url}/user/model/tree/4-layers" in done.stdout, done.stderr
+    loaded = in_process(
+        f"""
+        import re, torch
+        from huggingface_hub import hf_hub_download
+        from sentence_transformers import SentenceTransformer
+        from transformers import AutoModel
+        for name, depth in {depths!r}.items():
+            code = {{"trust_remote_code": True, "model_kwargs": {{"output_layer": depth}}}}
+            models = SentenceTransformer("user/model", revision=name), SentenceTransformer("user/model", **code)
+            found = [model.encode(["open the file"], normalize_embeddings=True) for model in models]
+            assert abs(found[0] - found[1]).max() < 1e-5, name
+            if depth:
+                model = AutoModel.from_pretrained("user/model", revision=name)
+                assert type(model).__name__ == "BertModel" and len(model.encoder.layer) == depth
+            if depth < 6:
+                card = open(hf_hub_download("user/model", "README.md", revision=name)).read()
+                snippets = re.findall(r"```python\\n(.*?)```", card, re.DOTALL)
+                assert snippets and "license: mit" in card
+                for snippet in snippets:
+                    exec(snippet, run := {{}})
+                    assert len(run["vectors"]) == 2 and f'revision="{{name}}"' in snippet
+        """,
+        bare=True,
+    )
+    assert loaded.returncode == 0, loaded.stderr
 
 
 def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push, tmp_path):

@@ -1,0 +1,93 @@
+"""The sizes of an elastic repository that need no code: their names, their folders, and their branches on the Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi, constants
+from sentence_transformers import SentenceTransformer
+
+from m3bert.commands import export
+from m3bert.hub_cards import upload
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.publication import Options, laid_out
+from m3bert.hub_cards.sizes import choose_sizes, plain_sizes
+from m3bert.hub_cards.upload import Publication
+from m3bert.trainers import Granularity, Projection
+from tests.conftest import assert_close
+from tests.elastic_repositories import WIDTH, save_sizes
+
+
+SIZES = {"2-layers": Granularity(2, 32), "4-layers": Granularity(4, 32), "table": Granularity(0, 32)}
+
+
+@pytest.fixture
+def elastic(tmp_path, tiny_tokenizer) -> Path:
+    save_sizes(tmp_path / "model", tiny_tokenizer, normalize=True)
+    return tmp_path / "model"
+
+
+def test_a_size_is_one_whose_export_gives_the_same_vectors(elastic, tmp_path, tiny_tokenizer):
+    """Not depth 3, whose exit reads the table. A projection is of the last layer, and of depths with an exit."""
+    assert plain_sizes(Checkpoint(elastic)) == SIZES
+    assert [*choose_sizes(Checkpoint(elastic), ["table", "4", "4-layers"])] == ["table", "4-layers"]
+    save_sizes(tmp_path / "projected", tiny_tokenizer, projection=Projection(WIDTH, 12))
+    assert plain_sizes(Checkpoint(tmp_path / "projected")) == {"table": Granularity(0, 12)}
+
+
+def test_every_size_is_a_plain_folder(elastic, tmp_path):
+    """With the vectors of the elastic model, and a README whose code runs. An older export is replaced."""
+    (tmp_path / "out" / "5-layers").mkdir(parents=True)
+    arguments = ["--format=native", "--model", str(elastic), "--output_dir", str(tmp_path / "out"), "--sizes", "all"]
+    with pytest.raises(ValueError, match="holds 5-layers: pass --overwrite"):
+        export.main(arguments)
+    export.main([*arguments, "--overwrite"])
+    assert {folder.name for folder in (tmp_path / "out").iterdir()} == SIZES.keys()
+    for name, size in SIZES.items():
+        folder = tmp_path / "out" / name
+        assert not [*folder.rglob("*.py"), *folder.rglob("*_Dense"), *folder.rglob("elastic")]
+        code = {"trust_remote_code": True, "model_kwargs": {"output_layer": size.layer}}
+        expected = SentenceTransformer(str(elastic), device="cpu", **code).encode(["read the list", "a name"])
+        assert_close(SentenceTransformer(str(folder), device="cpu").encode(["read the list", "a name"]), expected)
+        card = (folder / "README.md").read_text().replace("user/name", str(folder))
+        snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        assert len(snippets) == (2 if name == "table" else 1)  # model2vec reads the table, too
+        for snippet in snippets:
+            exec(snippet, found := {})
+            assert found["vectors"].shape == (2, 32)
+        assert size.layer != 4 or ("layers 1, 2, 5, 6 of an" in card and "- text-embeddings-inference" in card)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["3", "4"], "--sizes 3: .* no such size .*; legal values: 2, 4, table, all"),
+        (["2", "--granularity", "4x32"], "--sizes are those of --format native, at all dims"),
+        (["all", "--model", "SOURCE"], "--sizes all: .*; legal values: none"),
+    ],
+)
+def test_other_sizes_are_refused(elastic, tmp_path, options, message):
+    options = [f"{elastic}-source" if option == "SOURCE" else option for option in options]
+    model = [] if "--model" in options else ["--model", str(elastic)]
+    with pytest.raises(ValueError, match=message):
+        export.main(["--format=native", *model, "--output_dir", str(tmp_path / "out"), "--sizes", *options])
+    assert not (tmp_path / "out").exists()
+    part = laid_out(elastic, "user/model", Options(Granularity(4, 32)), sizes=["2"], dry_run=True)
+    with pytest.raises(ValueError, match="--sizes are those of a whole elastic repository"), part:
+        pass
+
+
+def test_a_branch_has_the_files_of_its_folder_alone(hub, tmp_path, monkeypatch):
+    """Also after another push, and nothing of main, where files of a person stay."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(upload, "HfApi", lambda token: HfApi(hub.url, "hf_user"))
+    for names in (["config.json", "old/a.txt"], ["config.json", "new.txt"]):
+        main, branch = (tmp_path / names[1][:3] / name for name in ("main", "2-layers"))
+        for file in (main / "notes.txt", *(branch / name for name in names)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(file.name)
+        Publication(main, "user/model", [], {"2-layers": branch}).upload()
+        assert hub.files("user/model", "2-layers").keys() - {".gitattributes"} == {*names}
+    assert hub.files("user/model").keys() == {".gitattributes", "notes.txt"}
