@@ -13,7 +13,7 @@ from ...encode.help_texts import described
 from ...encode.ranks import same_on_all_ranks
 from ...encode.states import truncate
 from ..core import papers
-from ..core.objective import NestedBatch, Terms
+from ..core.objective import NestedBatch, Terms, require_positive
 from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
 from ..shared.embedding_trainer import EmbeddingTrainer
 from .losses import embedding_kl
@@ -51,8 +51,7 @@ class Matryoshka2d(EmbeddingObjective):
         super().__init__(grid, **kwargs)
         if len(grid) != len(grid.layers) * len(grid.dims) or len(grid.layers) < 2 or len(grid.dims) < 2:
             raise ValueError(f"2DMSE needs a grid of two or more layers x two or more dims; the grid is {grid}.")
-        if kl_temperature <= 0:
-            raise ValueError(f"kl_temperature={kl_temperature} must be above 0.")
+        require_positive(kl_temperature=kl_temperature)
         self.kl_weight, self.kl_temperature = kl_weight, kl_temperature
 
     def forward(self, batch: NestedBatch) -> Terms:

@@ -9,7 +9,7 @@ from ...encode.granularity import Grid
 from ...encode.help_texts import described
 from ..contrastive.contrastive import Contrastive, ContrastiveConfig
 from ..core.composition import Composition, part_arguments
-from ..core.objective import Objective
+from ..core.objective import Objective, require_known
 from ..data.teacher import TeacherEmbeddings
 from ..shared.distillation import DistillationConfig, DistillationTrainer
 from ..shared.embedding_trainer import EmbeddingTrainer
@@ -60,8 +60,7 @@ class IBKDConfig(DistillationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r} is unknown; legal values: {', '.join(METHODS)}.")
+        require_known(METHODS, method=self.method)
         if self.method == "hpd" and self.projection_dim is None:
             raise ValueError("method='hpd' needs projection_dim, the dims of the compressed teacher (the paper: 128).")
         self.hsic = part_arguments("hsic", self.hsic, HSIC)

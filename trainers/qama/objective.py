@@ -12,7 +12,7 @@ from ...encode.numerics import cosine_matrix
 from ...encode.states import Pooling, truncate
 from ...modeling.quantization_m3bert import M3BertQuantizer, stored_bits
 from ..core import papers
-from ..core.objective import NestedBatch, Terms
+from ..core.objective import NestedBatch, Terms, require_positive
 from ..shared.info_nce import nested_info_nce
 from ..shared.teacher import RepresentationDistillation, TaughtTexts
 from .losses import (
@@ -105,8 +105,7 @@ class QAMA(RepresentationDistillation):
             raise ValueError(f"The grid {grid} must have the nested dims of the quantizer, {quantizer.config.dims}.")
         if level_weights and set(level_weights) != set(grid.dims):
             raise ValueError(f"level_weights={dict(level_weights)} needs a weight for each of the dims {grid.dims}.")
-        if min(temperature, contrast_temperature) <= 0:
-            raise ValueError("Temperatures must be above 0.")
+        require_positive(temperature=temperature, contrast_temperature=contrast_temperature)
         for code in codes:
             stored_bits(code, quantizer.config.hidden_size)  # raises a ValueError if it is unknown
         self.quantizer, self.frozen = quantizer, frozen

@@ -14,7 +14,7 @@ from ...encode.numerics import cosine_matrix, no_autocast, precise
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling, truncate
 from ..core import papers
-from ..core.objective import NestedBatch, Objective, Terms
+from ..core.objective import NestedBatch, Objective, Terms, require_positive
 from .info_nce import false_negatives, nested_info_nce
 
 
@@ -79,13 +79,11 @@ class RepresentationDistillation(Objective):
         return nn.ModuleDict(maps)
 
     def forward(self, batch: NestedBatch) -> Terms:
-        taught, losses = self.taught(batch), {}
-        for layer in self.grid.layers:
-            students = torch.cat([text.pooled(layer, self.pooling) for text in batch.texts.values()])
-            for dim in self.grid.dims_of(layer):
-                g = Granularity(layer, dim)
-                losses[g] = taught.rows.mean(self.losses(truncate(students, dim), g, taught))
-        return {self.term(g): losses[g] for g in self.grid}
+        taught, terms = self.taught(batch), {}
+        for g in self.grid:
+            students = torch.cat([text.pooled(g.layer, self.pooling) for text in batch.texts.values()])
+            terms[self.term(g)] = taught.rows.mean(self.losses(truncate(students, g.dim), g, taught))
+        return terms
 
     def losses(self, students: torch.Tensor, granularity: Granularity, taught: TaughtTexts) -> torch.Tensor:
         """The loss of each text of this rank, `(texts,)`, from prefixes `(texts, dim)`."""
@@ -146,8 +144,7 @@ class TeacherContrast(RepresentationDistillation):
 
     def __init__(self, grid: Grid, *, temperature: float = 0.1, mask_duplicates: bool = True, **kwargs: Any):
         super().__init__(grid, **kwargs)
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be above 0.")
+        require_positive(temperature=temperature)
         self.temperature, self.mask_duplicates = temperature, mask_duplicates
         self.maps = self.maps_to(self.teacher_dim)
 
