@@ -8,7 +8,7 @@ from typing import Any
 from ..encode.granularity import EncoderConfig, Grid
 from ..encode.help_texts import described
 from .contrastive.contrastive import Contrastive, ContrastiveConfig
-from .core.composition import Composition, mapping_of, part_arguments
+from .core.composition import Composition, mapping_of
 from .core.objective import Objective
 from .mic.objectives import SCR, SIR
 from .mipic.pic import PIC
@@ -57,12 +57,9 @@ class MixtureConfig(ContrastiveConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = mapping_of("weights", self.weights)
-        unknown = [str(name) for name in self.weights if name not in PARTS]
-        if unknown:
-            raise ValueError(f"weights names unknown parts: {', '.join(unknown)}; legal values: {', '.join(PARTS)}.")
+        self.weights = mapping_of("weights", self.weights, PARTS)
         for name, part in REGULARISERS.items():
-            setattr(self, name, part_arguments(name, getattr(self, name), part))
+            setattr(self, name, mapping_of(name, getattr(self, name), part.argument_names()))
 
     def method_weights(self) -> dict[str, float]:
         """Default weights of the method; parts that are not named have the weight 0."""

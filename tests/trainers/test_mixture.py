@@ -91,8 +91,8 @@ def test_what_the_model_does_not_have_is_refused_before_training(
 @pytest.mark.parametrize(
     ("cls", "changes", "message"),
     [
-        (MICConfig, {"weights": {"sri": 0.1}}, "unknown parts: sri; legal values: mrl, sia, pic, scr, sir"),
-        (MIPICConfig, {"sia": {"tau": 1.0}}, "sia names unknown arguments: tau; legal values: layers, temperature, "),
+        (MICConfig, {"weights": {"sri": 0.1}}, "weights has unknown keys: sri; legal values: mrl, sia, pic, scr, sir"),
+        (MIPICConfig, {"sia": {"tau": 1.0}}, "sia has unknown keys: tau; legal values: layers, temperature, "),
         (MICConfig, {"weights": {"sir": -0.1}, "build": True}, "must not be negative: sir"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 from ...encode.granularity import Grid
 from ...encode.help_texts import described
 from ..contrastive.contrastive import Contrastive, ContrastiveConfig
-from ..core.composition import Composition, part_arguments
+from ..core.composition import Composition, mapping_of
 from ..core.objective import Objective, require_known
 from ..data.teacher import TeacherEmbeddings
 from ..shared.distillation import DistillationConfig, DistillationTrainer
@@ -63,7 +63,7 @@ class IBKDConfig(DistillationConfig):
         require_known(METHODS, method=self.method)
         if self.method == "hpd" and self.projection_dim is None:
             raise ValueError("method='hpd' needs projection_dim, the dims of the compressed teacher (the paper: 128).")
-        self.hsic = part_arguments("hsic", self.hsic, HSIC)
+        self.hsic = mapping_of("hsic", self.hsic, HSIC.argument_names())
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         options: dict[str, Any] = {"teacher_dim": teacher.width, "pooling": self.pooling or self.default_pooling}
@@ -92,7 +92,7 @@ class IBKDTrainer(DistillationTrainer):
 
 def hsic_of(args: IBKDConfig | IBKDFinetuningConfig, grid: Grid) -> HSIC:
     """[`HSIC`] with the pooling and the HSIC arguments of a config."""
-    return HSIC(grid, **{"pooling": args.pooling or args.default_pooling, **part_arguments("hsic", args.hsic, HSIC)})
+    return HSIC(grid, **{"pooling": args.pooling or args.default_pooling, **mapping_of("hsic", args.hsic)})
 
 
 @described
@@ -124,7 +124,7 @@ class IBKDFinetuningConfig(ContrastiveConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.hsic = part_arguments("hsic", self.hsic, HSIC)
+        self.hsic = mapping_of("hsic", self.hsic, HSIC.argument_names())
 
     def build_objective(self, grid: Grid) -> Objective:
         contrastive = Contrastive(grid, **self.objective_arguments(Contrastive))

@@ -71,15 +71,8 @@ class PIC(Objective):
 
     @classmethod
     def for_grid(cls, grid: Grid, *, chain: str | Grid | None = None, **arguments: Any) -> Self:
-        """
-        Build the objective along a chain.
-
-        Args:
-            grid ([`Grid`]): The trained granularities.
-            chain (`str` or [`Grid`], *optional*): The chain, such as `"2x16,4x32,12x768"`. Default: [`default_chain`]
-                of the trained grid.
-            arguments: Further arguments of the constructor.
-        """
+        """Build the objective along a chain, such as `"2x16,4x32,12x768"`. Default: the [`default_chain`] of the
+        trained grid."""
         if chain is None:
             chain = default_chain(grid)
         return cls(Grid.parse(chain) if isinstance(chain, str) else chain, **arguments)

@@ -208,7 +208,7 @@ def test_prefixes_of_a_projection(tiny_tokenizer, sentences, tmp_path):
         ({"method": "pkd"}, "method='pkd' is unknown; legal values: ibkd, ckd, mse, crd, hpd"),
         ({"method": "hpd"}, "method='hpd' needs projection_dim"),
         ({"teacher_name_or_path": None}, "needs a teacher: set teacher_name_or_path"),
-        ({"hsic": {"sigma": 1.0}}, "hsic names unknown arguments: sigma; legal values: kernel, gamma, "),
+        ({"hsic": {"sigma": 1.0}}, "hsic has unknown keys: sigma; legal values: kernel, gamma, "),
         ({"method": "hpd", "projection_dim": 24}, "HPD trains one granularity of 20 dims"),
     ],
 )

@@ -302,7 +302,7 @@ def test_bfloat16_and_autocast_stay_close():
     [
         (lambda: qama(codes=("int8",)), "'int8' is not a precision of a quantizer; legal values: qama-2, "),
         (lambda: qama(Grid.parse("3x4,8")), r"grid 3x4,8 must have the nested dims of the quantizer, \[2, 4, 8\]"),
-        (lambda: qama(weights={"ranks": 1.0}), "weights has unknown terms: ranks; legal: sim, kl, rank, contrast, "),
+        (lambda: qama(weights={"ranks": 1.0}), "weights has unknown keys: ranks; legal values: sim, kl, rank, con"),
         (lambda: qama()(NestedBatch(texts={})), "QAMA needs a teacher's embeddings of the texts"),
     ],
 )
