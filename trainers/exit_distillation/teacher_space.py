@@ -11,6 +11,7 @@ from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import same_on_all_ranks
 from ...encode.states import truncate
 from ..core.objective import NestedBatch, Terms, require_known, require_positive
+from ..shared.embedding import NO_TEXT
 from ..shared.info_nce import nested_info_nce
 from ..shared.scored_losses import nested_pair_cosines
 from ..shared.similarity import nested_similarity_distillation
@@ -19,7 +20,6 @@ from ..shared.teacher import RepresentationDistillation, TaughtTexts
 
 LOSSES = ("similarity", "contrastive")
 SAME_TEXT = 1 - 1e-4  # cosine of two teacher embeddings from which their texts count as equal
-NO_TEXT = -1
 
 
 class TeacherSpace(RepresentationDistillation):

@@ -24,11 +24,8 @@ class TaughtTexts:
     The teacher's embeddings of a batch, with all text columns concatenated.
 
     Args:
-        rows ([`RankRows`]): How the texts are distributed over ranks.
-        teacher (`torch.Tensor` of shape `(texts, teacher_dim)`): The teacher's embeddings on this rank, without
-            gradient.
-        all_teachers (`torch.Tensor` of shape `(texts of all ranks, teacher_dim)`): The teacher's embeddings on all
-            ranks.
+        teacher (`torch.Tensor` of shape `(texts, teacher_dim)`): Those of this rank, without gradient.
+        all_teachers (`torch.Tensor` of shape `(texts of all ranks, teacher_dim)`): Those of all ranks.
         targets (`torch.LongTensor` of shape `(texts,)`): Row of each text in `all_teachers`.
         own_ids (`torch.LongTensor` of shape `(texts, 1)`, *optional*): Text ids on this rank.
         all_ids (`torch.LongTensor` of shape `(texts of all ranks, 1)`, *optional*): Text ids on all ranks.

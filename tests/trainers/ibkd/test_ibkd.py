@@ -9,10 +9,9 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from m3bert.evaluation import GridEncoder
-from m3bert.modeling import M3BertModel
 from m3bert.modeling.settings_m3bert import MODULES_FILE, PROJECTION_FOLDER
 from m3bert.trainers import (
     HSIC,
@@ -27,7 +26,7 @@ from m3bert.trainers import (
     TeacherContrast,
 )
 from tests.conftest import assert_close, quiet, tiny_config
-from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
+from tests.trainers.tiny_run import assert_same_weights, quiet_model
 
 
 pytest.importorskip("sentence_transformers")
@@ -245,36 +244,3 @@ def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences
     again = AutoModel.from_pretrained(tmp_path / "student")
     assert again.config.model_type == "bert"
     assert_same_weights(again, trainer.backbone)
-
-
-def big_step(folder, batch_size, **changes) -> IBKDTrainer:
-    """One step of plain gradient descent."""
-    tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
-    texts = (folder / "texts.txt").read_text().splitlines()
-    return distiller(
-        quiet_model().model, tokenizer, texts, folder, folder / "encoder", per_device_train_batch_size=batch_size,
-        max_steps=1, optim="sgd", learning_rate=0.1, max_grad_norm=0.0, train_sampling_strategy="sequential",
-        grid="4,6x8,32", hsic={"gamma": 0.1}, **changes,
-    )  # fmt: skip
-
-
-STEP_OF_TWO = """
-from tests.trainers.ibkd.test_ibkd import big_step
-folder = Path(sys.argv[1])
-for mini_batch_size in (None, 3):
-    trainer = big_step(folder, 8, mini_batch_size=mini_batch_size, ddp_backend="gloo")
-    assert trainer.accelerator.num_processes == 2
-    trainer.train()
-    trainer.save_model(str(folder / f"{mini_batch_size}"))
-"""
-
-
-def test_a_step_of_two_processes_is_that_of_the_big_batch(encoder_folder, sentences, tmp_path):
-    shutil.copytree(encoder_folder, tmp_path / "encoder")
-    (tmp_path / "texts.txt").write_text("\n".join(sentences[:16]))
-    run_two(tmp_path, STEP_OF_TWO)
-    trainer = big_step(tmp_path, 16)
-    trainer.train()
-    assert not quiet_model().model.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
-    for folder in ("None", "3"):
-        assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
