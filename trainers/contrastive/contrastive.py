@@ -23,9 +23,6 @@ class Contrastive(EmbeddingObjective):
         reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `"sum"` (m3BERT,
             MIPIC) or `"mean"` (MIC).
         kwargs: Arguments of [`EmbeddingObjective`].
-
-    Raises:
-        ValueError: as [`EmbeddingObjective`].
     """
 
     name = "contrastive"

@@ -134,9 +134,6 @@ class ScoredPairsConfig(TextTrainingArguments):
             and the negatives, or for `margin_mse` the margins. Default: `score`, `scores`, `label` or `labels`.
         score_temperature (`float`, *optional*, defaults to 1.0): Temperature of the reranker's scores, for `kl`.
         reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `sum` or `mean`.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     objective_class = ScoredPairs

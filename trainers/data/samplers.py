@@ -122,8 +122,10 @@ class BatchLoader(DataLoader):
         sampler.set_epoch(epoch)
 
 
-def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, batch_size: int) -> BatchLoader:
-    """The batches that a rank trains on, of `batch_size` rows each."""
+def batches_of(
+    datasets: NamedDatasets, collator: ColumnsCollator, args: Any, batch_size: int
+) -> tuple[NamedDatasets, MultiDatasetBatchSampler]:
+    """The columns that are read, and the batches that a rank trains on, of `batch_size` rows each."""
     options = {"size": batch_size * world_size(), "ranks": world_size(), "drop_last": args.dataloader_drop_last}
     read, parts = {}, []
     for name, dataset in datasets.named.items():
@@ -138,16 +140,7 @@ def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, 
         seed=args.seed if args.data_seed is None else args.data_seed,
         rank=rank(),
     )
-    return BatchLoader(
-        NamedDatasets(read),
-        batch_sampler=sampler,
-        collate_fn=collator,
-        num_workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory,
-        persistent_workers=args.dataloader_persistent_workers,
-        prefetch_factor=args.dataloader_prefetch_factor,
-        multiprocessing_context=args.dataloader_multiprocessing_context,
-    )
+    return NamedDatasets(read), sampler
 
 
 def text_numbers(dataset: Dataset, collator: TextColumnsCollator) -> np.ndarray:

@@ -41,9 +41,6 @@ class IBKDConfig(DistillationConfig):
     The default grid is the student's full size. With several granularities, their losses are summed, which is not in
     the paper. Other defaults are the paper's (Table 1, STS): `temperature` 0.1, `learning_rate` 1e-4, batches of 256,
     10 epochs.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     full_size_by_default = True
@@ -109,9 +106,6 @@ class IBKDFinetuningConfig(ContrastiveConfig):
     paper's (Table 1, STS): `temperature` 0.05, `learning_rate` 3e-5, batches of 256, 3 epochs. The paper uses up to 8
     hard negatives, one column each; the command `mine` finds them. They are negatives of every anchor, as in the
     released code; with `own_negatives`, of their own, as in Eq. 10.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     full_size_by_default = True

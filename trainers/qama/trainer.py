@@ -75,9 +75,6 @@ class QAMAConfig(DistillationConfig):
 
     The defaults are those of our study. The paper trains for 5 epochs with a learning rate of 1e-4 (recipe
     `qama_paper`). In its released code, similarities weigh about 20 times more (recipe `qama_released`).
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     projects = False

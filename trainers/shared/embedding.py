@@ -238,9 +238,6 @@ class EmbeddingConfig(TextTrainingArguments):
     Negatives come from the batches of all devices unless `gather_negatives` is off. Gradient accumulation does not add
     negatives: it averages the losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and
     set `mini_batch_size`.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     temperature: float = 0.05

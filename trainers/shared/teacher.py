@@ -195,9 +195,6 @@ class CRD(RepresentationDistillation):
         temperature (`float`, *optional*, defaults to 0.07): tau; cosines are divided by it.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
         kwargs: Arguments of [`RepresentationDistillation`].
-
-    Raises:
-        ValueError: as [`RepresentationDistillation`].
     """
 
     name = "crd"
