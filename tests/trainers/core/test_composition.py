@@ -83,12 +83,6 @@ def test_a_composition_within_a_composition_is_flattened():
     assert [part.name for part in outer.identity.parts] == ["InfoNCE", "SIR", "SIR"]
 
 
-def test_what_a_part_lacks_in_a_model_names_the_part(tiny_model):
-    both = Composition({"mrl": (1.0, Contrastive(Grid.parse("6x8"))), "deep": (1.0, SIR(Grid.parse("9x8")))})
-    with pytest.raises(ValueError, match=r"deep: The model has layers 1\.\.6 .* outside of it: 9x8"):
-        both.validate(tiny_model.config)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, BertModel, PreTrainedTokenizerFast
 
 from m3bert.evaluation import GridEncoder
 from m3bert.modeling.settings_m3bert import MODULES_FILE, PROJECTION_FOLDER
@@ -26,7 +26,7 @@ from m3bert.trainers import (
     TeacherContrast,
 )
 from tests.conftest import assert_close, quiet, tiny_config
-from tests.trainers.tiny_run import assert_same_weights, quiet_model
+from tests.trainers.tiny_run import assert_same_weights, bert_config, pair_config, quiet_model
 
 
 pytest.importorskip("sentence_transformers")
@@ -118,9 +118,8 @@ def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, enc
 
 
 def finetuner(model, tokenizer, sentences, folder, **changes) -> IBKDFinetuningTrainer:
-    values = {"per_device_train_batch_size": 8, "max_steps": 3, "learning_rate": 1e-3}
-    values |= {"logging_steps": 1, "lr_scheduler_type": "constant"}
-    args = IBKDFinetuningConfig(**quiet(folder, **{**values, **changes}))
+    values = {"max_steps": 3, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
+    args = pair_config(IBKDFinetuningConfig, folder, **{**values, **changes})
     third = len(sentences) // 3
     rows = {
         "anchor": sentences[:third],
@@ -227,17 +226,8 @@ def test_the_texts_of_a_stream_are_embedded_before_training(tiny_tokenizer, enco
     assert trainer.state.global_step == 1
 
 
-def other_architecture(tokenizer) -> BertModel:
-    torch.manual_seed(2)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
-        max_position_embeddings=48, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return BertModel(config)
-
-
 def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences, tmp_path):
-    model = other_architecture(tiny_tokenizer)
+    model = BertModel(bert_config(hidden_size=16, num_hidden_layers=2))
     trainer = distiller(model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=2)
     trainer.train()
     trainer.save_model()

@@ -41,7 +41,7 @@ from m3bert.trainers import (
 )
 from m3bert.trainers.exit_distillation.cross_depth import CrossDepth
 from tests.conftest import quiet
-from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
+from tests.trainers.tiny_run import PLAIN_STEP, assert_same_weights, quiet_model, run_two
 
 
 ROWS = 16
@@ -253,10 +253,8 @@ def triplets() -> Dataset:
 
 
 def contrastive_trainer(tokenizer, folder, batch_size, mini_batch_size, **changes) -> ContrastiveTrainer:
-    changes |= {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
-    changes |= {"per_device_train_batch_size": batch_size, "mini_batch_size": mini_batch_size, "max_steps": 1}
-    changes |= {"train_sampling_strategy": "sequential", "grid": "2,6x8,32"}
-    args = ContrastiveConfig(**quiet(folder, **changes))
+    changes |= {"per_device_train_batch_size": batch_size, "mini_batch_size": mini_batch_size}
+    args = ContrastiveConfig(**quiet(folder, grid="2,6x8,32", **PLAIN_STEP, **changes))
     return ContrastiveTrainer(quiet_model().model, args, tokenizer, triplets())
 
 
