@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...encode.granularity import Grid
+from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling, truncate
 from ..core import papers
@@ -86,8 +86,9 @@ class HSIC(Objective):
         rows = RankRows.of(len(inputs[0]), inputs[0].device)
         input_grams = [self.gram(rows.gather(vectors)) for vectors in inputs]
         terms: Terms = {}
-        for g in self.grid:
-            pooled = [rows.gather(text.pooled(g.layer, self.student_pooling)) for text in texts]
-            values = [hsic(x, self.gram(truncate(s, g.dim))) for x, s in zip(input_grams, pooled, strict=True)]
-            terms[self.term(g)] = torch.stack(values).mean()
+        for layer in self.grid.layers:
+            pooled = [rows.gather(text.pooled(layer, self.student_pooling)) for text in texts]
+            for dim in self.grid.dims_of(layer):
+                values = [hsic(x, self.gram(truncate(s, dim))) for x, s in zip(input_grams, pooled, strict=True)]
+                terms[self.term(Granularity(layer, dim))] = torch.stack(values).mean()
         return terms

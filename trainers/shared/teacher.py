@@ -77,9 +77,11 @@ class RepresentationDistillation(Objective):
 
     def forward(self, batch: NestedBatch) -> Terms:
         taught, terms = self.taught(batch), {}
-        for g in self.grid:
-            students = torch.cat([text.pooled(g.layer, self.pooling) for text in batch.texts.values()])
-            terms[self.term(g)] = taught.rows.mean(self.losses(truncate(students, g.dim), g, taught))
+        for layer in self.grid.layers:
+            students = torch.cat([text.pooled(layer, self.pooling) for text in batch.texts.values()])
+            for dim in self.grid.dims_of(layer):
+                g = Granularity(layer, dim)
+                terms[self.term(g)] = taught.rows.mean(self.losses(truncate(students, dim), g, taught))
         return terms
 
     def losses(self, students: torch.Tensor, granularity: Granularity, taught: TaughtTexts) -> torch.Tensor:
