@@ -430,17 +430,14 @@ class _Divergences:
     reverse: bool
     temperature: float
 
-    def ordered(self, student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """p and q of `KL(p || q)`. Teachers have no gradient."""
-        return (student, teacher.detach()) if self.reverse else (teacher.detach(), student)
-
     def of_block(self, scores: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """From the scores of each dim, `(layers * tokens, block)`: the log-sum-exp of the two sides of each pair,
         `(pairs, 2, tokens)`, and the means, `(pairs, tokens)`."""
         log_sums, means = [], []
         for pair in self.pairs:
             sides = (scores[dim][layer * self.tokens : (layer + 1) * self.tokens] for layer, dim in pair)
-            p, q = self.ordered(*(side / self.temperature for side in sides))
+            student, teacher = (side / self.temperature for side in sides)
+            p, q = (student, teacher.detach()) if self.reverse else (teacher.detach(), student)
             means.append((p.softmax(dim=1) * (p - q)).sum(dim=1))
             log_sums.append(torch.stack([p.logsumexp(dim=1), q.logsumexp(dim=1)]))
         return torch.stack(log_sums), torch.stack(means)
