@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..encode.granularity import EncoderConfig, Grid
 from ..encode.help_texts import described
 from .contrastive.contrastive import Contrastive, ContrastiveConfig
-from .core.composition import Composition, mapping_of, part_arguments
+from .core.composition import Composition, mapping_of
 from .core.objective import Objective
 from .mic.objectives import SCR, SIR
 from .mipic.pic import PIC
@@ -17,9 +16,7 @@ from .shared.embedding_trainer import EmbeddingTrainer
 
 
 REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}
-PARTS = ("mrl", *REGULARISERS)
-# Arguments that parts take from the config where their own mapping does not name them, besides the pooling.
-SHARED = ("temperature", "mask_duplicates", "gather_negatives")
+PARTS: dict[str, type[Objective]] = {"mrl": Contrastive, **REGULARISERS}
 
 
 @described
@@ -57,12 +54,9 @@ class MixtureConfig(ContrastiveConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = mapping_of("weights", self.weights)
-        unknown = [str(name) for name in self.weights if name not in PARTS]
-        if unknown:
-            raise ValueError(f"weights names unknown parts: {', '.join(unknown)}; legal values: {', '.join(PARTS)}.")
+        self.weights = mapping_of("weights", self.weights, PARTS)
         for name, part in REGULARISERS.items():
-            setattr(self, name, part_arguments(name, getattr(self, name), part))
+            setattr(self, name, mapping_of(name, getattr(self, name), part.argument_names()))
 
     def method_weights(self) -> dict[str, float]:
         """Default weights of the method; parts that are not named have the weight 0."""
@@ -76,14 +70,10 @@ class MixtureConfig(ContrastiveConfig):
     def build_objective(self, grid: Grid) -> Composition:
         weights = self.method_weights() | mapping_of("weights", self.weights)
         parts: dict[str, tuple[float, Objective]] = {}
-        if weights.get("mrl"):
-            parts["mrl"] = (weights["mrl"], Contrastive(grid, **self.objective_arguments(Contrastive)))
-        shared: dict[str, Any] = {name: getattr(self, name) for name in SHARED}
-        shared["pooling"] = self.pooling or self.default_pooling
-        for name, part in REGULARISERS.items():
+        for name, part in PARTS.items():
             if weights.get(name):
-                arguments = {key: value for key, value in shared.items() if key in part.argument_names()}
-                parts[name] = (weights[name], part.for_grid(grid, **arguments | getattr(self, name)))
+                own = getattr(self, name, {})  # what it does not name is as in the config
+                parts[name] = (weights[name], part.for_grid(grid, **self.objective_arguments(part) | own))
         return Composition(parts)
 
 

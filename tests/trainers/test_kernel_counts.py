@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import yaml
 from transformers import BertConfig
@@ -57,18 +56,3 @@ def test_all_losses_of_mipic_for_bert(monkeypatch, tmp_path):
         objective.total(objective(NestedBatch(texts, text_ids=ids))).backward()
     assert counts.kernels.total() <= 2500
     assert counts.waits.total() <= 2  # the longest text of each column
-
-
-@pytest.mark.parametrize(
-    ("wait", "name"),
-    [
-        (lambda tensor: tensor.tolist(), "tolist"),
-        (lambda tensor: float(tensor[0]), "_local_scalar_dense"),
-        (lambda tensor: tensor[tensor > 0], "index"),
-        (lambda tensor: tensor.nonzero(), "nonzero"),
-    ],
-)
-def test_the_counter_sees_what_waits_for_a_device(wait, name):
-    with Counts() as counts:
-        wait(torch.randn(3))
-    assert counts.waits == {name: 1}

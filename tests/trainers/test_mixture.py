@@ -12,6 +12,7 @@ from tests.trainers.tiny_run import pair_config, pair_trainer, quiet_model, weig
 
 
 TINYBERT_CONFIG = BertConfig(num_hidden_layers=6)
+BERT_CONFIG = BertConfig()
 
 
 @pytest.mark.parametrize(
@@ -73,26 +74,25 @@ def test_a_run_trains_every_part(tiny_tokenizer, tmp_path, sentences, cls, train
 
 
 @pytest.mark.parametrize(
-    ("cls", "changes", "message"),
+    ("changes", "message"),
     [
-        (MIPICConfig, {"sia": {"layers": [2, 8]}}, r"sia: .*layers 1..6 .* outside of it: 8x8, 8x32"),
-        (MIPICConfig, {"grid": "6x8,16"}, "must be the model's hidden size, 32"),
+        ({"sia": {"layers": [2, 8]}}, r"sia: .*layers 1..6 .* outside of it: 8x8, 8x32"),
+        ({"grid": "6x8,16"}, "must be the model's hidden size, 32"),
     ],
 )
 def test_what_the_model_does_not_have_is_refused_before_training(
-    tiny_tokenizer, tmp_path, sentences, cls, changes, message
+    tiny_tokenizer, tmp_path, sentences, changes, message
 ):
-    args = pair_config(cls, tmp_path, **{"grid": "6x8,32", **changes})
-    trainer_class = MIPICTrainer if cls is MIPICConfig else MICTrainer
+    args = pair_config(MIPICConfig, tmp_path, **{"grid": "6x8,32", **changes})
     with pytest.raises(ValueError, match=message):
-        pair_trainer(trainer_class, args, tiny_tokenizer, sentences)
+        pair_trainer(MIPICTrainer, args, tiny_tokenizer, sentences)
 
 
 @pytest.mark.parametrize(
     ("cls", "changes", "message"),
     [
-        (MICConfig, {"weights": {"sri": 0.1}}, "unknown parts: sri; legal values: mrl, sia, pic, scr, sir"),
-        (MIPICConfig, {"sia": {"tau": 1.0}}, "sia names unknown arguments: tau; legal values: layers, temperature, "),
+        (MICConfig, {"weights": {"sri": 0.1}}, "weights has unknown keys: sri; legal values: mrl, sia, pic, scr, sir"),
+        (MIPICConfig, {"sia": {"tau": 1.0}}, "sia has unknown keys: tau; legal values: layers, temperature, "),
         (MICConfig, {"weights": {"sir": -0.1}, "build": True}, "must not be negative: sir"),
     ],
 )
@@ -137,3 +137,52 @@ def test_equal_texts_are_masked_in_every_part_or_in_none(tmp_path):
         assert parts["mrl"].mask_duplicates == parts["pic"].mask_duplicates == mask
     own = pair_config(MIPICConfig, tmp_path, pic={"mask_duplicates": False}).build_objective(Grid.parse("6x8,32"))
     assert own.parts["mrl"].mask_duplicates and not own.parts["pic"].mask_duplicates
+
+
+def test_mic_is_what_its_paper_says(tmp_path, quiet_arguments):
+    args = MICConfig(**quiet_arguments(tmp_path)).with_settings(None, BERT_CONFIG.max_position_embeddings)
+    grid = args.grid_for(BERT_CONFIG)
+    objective = args.build_objective(grid)
+    assert objective.weights == {"mrl": 1.0, "scr": 0.6, "sir": 0.6}
+    mrl, scr, sir = objective.parts.values()
+    assert mrl.reduction == "mean" and mrl.grid == grid
+    assert scr.layers == sir.layers == [8, 10]
+    assert (scr.threshold, scr.variance_weight, sir.scale, sir.pooling) == (0.1, 0.1, 2.0, "mean")
+    assert sir.grid.dims == scr.grid.dims == [16, 32, 64, 128, 256, 512, 768]
+    assert (args.learning_rate, args.max_length, args.num_train_epochs, args.per_device_train_batch_size) == (
+        2e-5, 256, 5, 32,
+    )  # fmt: skip
+    assert args.lr_scheduler_type == "cosine" and args.unsupervised
+
+
+def test_mipic_is_what_its_paper_says(tmp_path, quiet_arguments):
+    args = MIPICConfig(**quiet_arguments(tmp_path)).with_settings(None, TINYBERT_CONFIG.max_position_embeddings)
+    grid = args.grid_for(TINYBERT_CONFIG)
+    objective = args.build_objective(grid)
+    assert str(grid) == "6x16,32,64,128,256,512,768"
+    assert objective.weights == pytest.approx({"mrl": 0.4, "sia": 0.6, "pic": 0.6})
+    mrl, sia, pic = objective.parts.values()
+    assert (mrl.reduction, mrl.temperature, mrl.pooling) == ("sum", 0.05, "cls")
+    assert sia.layers == [1, 2, 3, 4, 5, 6] and sia.temperature == 0.05 and sia.smallest_token_count == 8
+    assert sia.token_shares == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    assert str(pic.grid) == "1x16,2x32,3x64,4x256,5x512,6x768" and not pic.detach_target
+    assert (pic.temperature, pic.pooling) == (0.05, "cls")
+    assert (args.learning_rate, args.max_length, args.num_train_epochs, args.per_device_train_batch_size) == (
+        2e-5, 256, 5, 16,
+    )  # fmt: skip
+    assert args.lr_scheduler_type == "cosine" and args.unsupervised
+
+
+def test_projectors_have_a_learning_rate_of_their_own(tiny_tokenizer, tmp_path, sentences):
+    changes = {"learning_rate": 1e-4, "projector_learning_rate": 1e-2, "weight_decay": 0.1}
+    args = pair_config(MIPICConfig, tmp_path, grid="6x8,16,32", **changes)
+    trainer = pair_trainer(MIPICTrainer, args, tiny_tokenizer, sentences)
+    groups = trainer.create_optimizer().param_groups
+    own = {id(parameter) for parameter in trainer.model.objective.parameters()}
+    seen = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(seen) == sorted(id(parameter) for parameter in trainer.model.parameters()), "each of them once"
+    for group in groups:
+        (ours,) = {id(parameter) in own for parameter in group["params"]}
+        assert group["lr"] == (1e-2 if ours else 1e-4)
+    decays = {group["weight_decay"] for group in groups if id(group["params"][0]) in own}
+    assert decays == {0.0, 0.1}, "biases of projectors do not decay"

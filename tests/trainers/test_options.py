@@ -7,24 +7,17 @@ from itertools import product
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 from m3bert.encode.batch import PassCost
 from m3bert.trainers import Contrastive, Grid, NestedModel
 from tests.conftest import assert_close, padded_batch
+from tests.trainers.tiny_run import bert_config
 
 
 GRID = Grid.parse("1,3x8,32")
 TEMPERATURE = 0.2
-SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 COLUMNS = {"anchor": (7, 3, 1, 5), "positive": (2, 6, 4, 4), "negative": (5, 1, 8, 3)}
 
 
@@ -54,7 +47,7 @@ def naive(backbone, columns, *, symmetric: bool, own_negatives: bool, temperatur
 def test_all_options_together_have_the_loss_and_gradients_of_the_reference(
     symmetric, own_negatives, mini_batch_size, many_passes, learned, monkeypatch
 ):
-    backbone = BertModel(BertConfig(**SIZES)).double()
+    backbone = BertModel(bert_config(num_hidden_layers=3, **NO_DROPOUT)).double()
     columns = {name: padded_batch(lengths=lengths) for name, lengths in COLUMNS.items()}
     monkeypatch.setattr(PassCost, "on", lambda device: PassCost(0 if many_passes else 2**40))
     objective = Contrastive(

@@ -28,7 +28,7 @@ from m3bert.hub_cards.onnx_export import embed, export_onnx, missing_packages, o
 from m3bert.index.plan import encoder_identity
 from m3bert.modeling import EmbeddingSettings, convert_to_m3bert
 from m3bert.trainers import Granularity, Grid, Projection, Teacher, fit_exits
-from tests.conftest import quiet, write_modules
+from tests.conftest import assert_close, quiet, write_modules
 
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -78,12 +78,6 @@ def embeddings(folder: str | Path, texts: list[str], role: str = "query") -> np.
     """The reference: what sentence-transformers gives."""
     model = sentence_transformers.SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
     return (model.encode_query if role == "query" else model.encode_document)(texts)
-
-
-def assert_close(found: Any, expected: Any, rtol: float = 1e-5) -> None:
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= rtol * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("role", ["query", "document"])
@@ -209,7 +203,7 @@ def test_onnx_embeds_like_its_source(folders, kind, sentences, tmp_path):
     encoder = GridEncoder.from_pretrained(folders[kind])
     session = open_session(export_onnx(encoder, FULL[kind], tmp_path / "model.onnx"))
     prompted = [encoder.prompts.get("query", "") + text for text in sentences[:6]]
-    assert_close(embed(session, encoder, prompted), embeddings(folders[kind], sentences[:6]), rtol=1e-4)
+    assert_close(embed(session, encoder, prompted), embeddings(folders[kind], sentences[:6]), share=1e-4)
 
 
 EMBEDDING_METHODS = [

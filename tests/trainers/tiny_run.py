@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from torch import nn
 from torch.distributed import TCPStore
-from transformers import DataCollatorForTokenClassification
+from transformers import BertConfig, DataCollatorForTokenClassification
 
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import (
@@ -47,6 +47,17 @@ def quiet_model(**changes: object) -> M3BertForMaskedLM:
     """A model without dropout: its runs can be compared."""
     torch.manual_seed(5)
     return M3BertForMaskedLM(tiny_config(embedding_dropout=0.0, attention_dropout=0.0, **changes))
+
+
+def bert_config(**changes: object) -> BertConfig:
+    """Of a BERT as small as [`quiet_model`]."""
+    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_attention_heads": 4}
+    return BertConfig(**{**sizes, "num_hidden_layers": 6, **changes})
+
+
+# Of plain gradient descent on the rows in their order, which two processes and accumulated batches can repeat.
+PLAIN_STEP = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0}
+PLAIN_STEP |= {"lr_scheduler_type": "constant", "train_sampling_strategy": "sequential"}
 
 
 def arguments(folder: Path, **changes: object) -> NestedTrainingArguments:

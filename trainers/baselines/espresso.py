@@ -13,7 +13,7 @@ from ...encode.help_texts import described
 from ...encode.ranks import sum_over_ranks
 from ...encode.states import truncate
 from ..core import papers
-from ..core.objective import NestedBatch, Terms
+from ..core.objective import NestedBatch, Terms, require_known
 from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
 from ..shared.embedding_trainer import EmbeddingTrainer
 from .losses import compression_alignment, principal_map
@@ -53,10 +53,7 @@ class Espresso(EmbeddingObjective):
 
     def __init__(self, grid: Grid, *, layer_weighting: str = "log", alignment_weight: float = 1.0, **kwargs: Any):
         super().__init__(grid, **kwargs)
-        if layer_weighting not in LAYER_WEIGHTINGS:
-            raise ValueError(
-                f"layer_weighting={layer_weighting!r} is unknown; legal values: {', '.join(LAYER_WEIGHTINGS)}."
-            )
+        require_known(LAYER_WEIGHTINGS, layer_weighting=layer_weighting)
         self.layer_weighting, self.alignment_weight = layer_weighting, alignment_weight
 
     def forward(self, batch: NestedBatch) -> Terms:

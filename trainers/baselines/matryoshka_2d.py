@@ -13,7 +13,7 @@ from ...encode.help_texts import described
 from ...encode.ranks import same_on_all_ranks
 from ...encode.states import truncate
 from ..core import papers
-from ..core.objective import NestedBatch, Terms
+from ..core.objective import NestedBatch, Terms, require_positive
 from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
 from ..shared.embedding_trainer import EmbeddingTrainer
 from .losses import embedding_kl
@@ -51,17 +51,16 @@ class Matryoshka2d(EmbeddingObjective):
         super().__init__(grid, **kwargs)
         if len(grid) != len(grid.layers) * len(grid.dims) or len(grid.layers) < 2 or len(grid.dims) < 2:
             raise ValueError(f"2DMSE needs a grid of two or more layers x two or more dims; the grid is {grid}.")
-        if kl_temperature <= 0:
-            raise ValueError(f"kl_temperature={kl_temperature} must be above 0.")
+        require_positive(kl_temperature=kl_temperature)
         self.kl_weight, self.kl_temperature = kl_weight, kl_temperature
 
     def forward(self, batch: NestedBatch) -> Terms:
-        targets, choices = self.contrast_targets(batch), self.choices()
+        targets = self.contrast_targets(batch)
         (*_, last), full = self.layers, self.grid.full.dim
         last_embeddings = self.embeddings(batch, last)
         teacher = torch.cat(last_embeddings).detach()
-        sums: dict[str, torch.Tensor] = {}
-        for layer, dim in choices:
+        losses = []
+        for layer, dim in self.choices():
             prior_embeddings = self.embeddings(batch, layer)
             student = torch.cat(prior_embeddings)
             last_prefix, last_full = self.contrast(last_embeddings, (dim, full), targets)
@@ -70,12 +69,11 @@ class Matryoshka2d(EmbeddingObjective):
                 embedding_kl(truncate(student, width), truncate(teacher, width), temperature=self.kl_temperature)
                 for width in (dim, full)
             )
-            values = (last_full, last_prefix, prior_full, prior_prefix, targets.rows.mean(at_dim + at_full))
-            for part, value in zip(self.parts, values, strict=True):
-                sums[part] = sums.get(part, 0.0) + value / len(choices)
+            alignment = targets.rows.mean(at_dim + at_full)
+            losses.append(torch.stack([last_full, last_prefix, prior_full, prior_prefix, alignment]))
         return {
-            self.term(name=part, weight=self.kl_weight if part == "align" else 1.0): value
-            for part, value in sums.items()
+            self.term(name=part, weight=self.kl_weight if part == "align" else 1.0): loss
+            for part, loss in zip(self.parts, torch.stack(losses).mean(dim=0), strict=True)
         }
 
     def choices(self) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 from ...encode.granularity import Grid
 from ...encode.help_texts import described
 from ..core import papers
-from ..core.objective import Identity, NestedBatch, Terms, require_reduction
+from ..core.objective import REDUCTIONS, Identity, NestedBatch, Terms, require_known
 from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
 from ..shared.embedding_trainer import EmbeddingTrainer
 
@@ -23,9 +23,6 @@ class Contrastive(EmbeddingObjective):
         reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `"sum"` (m3BERT,
             MIPIC) or `"mean"` (MIC).
         kwargs: Arguments of [`EmbeddingObjective`].
-
-    Raises:
-        ValueError: as [`EmbeddingObjective`].
     """
 
     name = "contrastive"
@@ -35,7 +32,8 @@ class Contrastive(EmbeddingObjective):
 
     def __init__(self, grid: Grid, *, reduction: str = "sum", **kwargs: Any):
         super().__init__(grid, **kwargs)
-        self.reduction = require_reduction(reduction)
+        require_known(REDUCTIONS, reduction=reduction)
+        self.reduction = reduction
 
     @property
     def identity(self) -> Identity:

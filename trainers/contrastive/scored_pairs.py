@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from ...encode.columns import labels_of
-from ...encode.granularity import Granularity, Grid
+from ...encode.granularity import Grid
 from ...encode.help_texts import described
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling
 from ..core import papers
 from ..core.arguments import TextTrainingArguments
-from ..core.objective import Identity, NestedBatch, Objective, Terms, require_reduction
+from ..core.objective import REDUCTIONS, Identity, NestedBatch, Objective, Terms, require_known, require_positive
 from ..shared.embedding_trainer import EmbeddingTrainer
 from ..shared.scored_losses import (
     cosent,
@@ -72,12 +72,11 @@ class ScoredPairs(Objective):
         reduction: str = "sum",
     ):
         super().__init__(grid)
-        if loss not in LOSSES:
-            raise ValueError(f"loss={loss!r} is unknown; legal values: {', '.join(LOSSES)}.")
-        if min(temperature, score_temperature) <= 0:
-            raise ValueError(f"temperature={temperature} and score_temperature={score_temperature} must be above 0.")
+        require_known(LOSSES, loss=loss)
+        require_known(REDUCTIONS, reduction=reduction)
+        require_positive(temperature=temperature, score_temperature=score_temperature)
         check_pooling(pooling)
-        self.loss, self.pooling, self.reduction = loss, pooling, require_reduction(reduction)
+        self.loss, self.pooling, self.reduction = loss, pooling, reduction
         self.measure = SIMILARITIES["angle" if loss == "angle" else similarity]
         self.temperature, self.score_temperature = temperature, score_temperature
 
@@ -98,15 +97,15 @@ class ScoredPairs(Objective):
         if scores.shape[1:] not in legal.get(self.loss, [()]):
             raise ValueError(f"{self.loss} cannot use scores of shape {tuple(scores.shape)} for {columns} candidates.")
         rows = RankRows.of(len(scores), scores.device)
-        scores, losses = rows.gather(scores), {}
+        scores, losses = rows.gather(scores), []
         for layer in self.layers:
             dims, first = self.grid.dims_of(layer), anchors.pooled(layer, self.pooling)
             measured = [self.measure(first, each.pooled(layer, self.pooling), dims) for each in others]
             similarities = rows.gather(torch.stack(measured, dim=-1).transpose(0, 1)).transpose(0, 1)
-            for dim, loss in zip(dims, self.losses(similarities, scores).unbind(), strict=True):
-                losses[Granularity(layer, dim)] = loss
+            losses.append(self.losses(similarities, scores))
         weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
-        return {self.term(g, self.loss, weight=weight): losses[g] for g in self.grid}
+        every = zip(self.grid, torch.cat(losses), strict=True)
+        return {self.term(g, self.loss, weight=weight): loss for g, loss in every}
 
     def losses(self, similarities: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Loss at each dim, from similarities `(dims, batch, candidates)`."""
@@ -135,9 +134,6 @@ class ScoredPairsConfig(TextTrainingArguments):
             and the negatives, or for `margin_mse` the margins. Default: `score`, `scores`, `label` or `labels`.
         score_temperature (`float`, *optional*, defaults to 1.0): Temperature of the reranker's scores, for `kl`.
         reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `sum` or `mean`.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     objective_class = ScoredPairs

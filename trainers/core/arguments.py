@@ -17,7 +17,7 @@ from ...encode.granularity import EncoderConfig, Grid
 from ...encode.help_texts import described
 from ...encode.states import Pooling
 from ...modeling import EmbeddingSettings
-from .objective import Objective
+from .objective import Objective, require_known
 from .streams import column_names_of
 
 
@@ -211,8 +211,7 @@ class TextTrainingArguments(NestedTrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, legal in BATCH_SAMPLERS.items():
-            if (value := getattr(self, name)) not in legal:
-                raise ValueError(f"{name}={value!r} is unknown; legal values: {', '.join(legal)}.")
+            require_known(legal, **{name: getattr(self, name)})
 
     @property
     def all_queries(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -93,23 +93,17 @@ class Composition(Objective):
         }
 
 
-def mapping_of(name: str, value: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """A mapping, or one that is written as YAML or JSON, as on the command line. `name` is for error messages."""
+def mapping_of(
+    name: str, value: Mapping[str, Any] | str | None, legal: Collection[str] | None = None
+) -> dict[str, Any]:
+    """A mapping, or one that is written as YAML or JSON, as on the command line. ValueError, which calls it `name`, if
+    it is none, or has a key that is not among the legal ones."""
     try:
         found = yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError as error:
         raise ValueError(f"{name}={value!r} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(found, Mapping | None):
         raise ValueError(f"{name}={value!r} must be a mapping, such as {{pooling: mean}}.")
+    if legal is not None and (unknown := [str(key) for key in found or {} if key not in legal]):
+        raise ValueError(f"{name} has unknown keys: {', '.join(unknown)}; legal values: {', '.join(legal)}.")
     return dict(found or {})
-
-
-def part_arguments(
-    name: str, value: Mapping[str, Any] | str | None, objective_class: type[Objective]
-) -> dict[str, Any]:
-    """The arguments of one part of a mixture, parsed by [`mapping_of`]. Unknown ones are an error."""
-    arguments, legal = mapping_of(name, value), objective_class.argument_names()
-    unknown = [str(argument) for argument in arguments if argument not in legal]
-    if unknown:
-        raise ValueError(f"{name} names unknown arguments: {', '.join(unknown)}; legal values: {', '.join(legal)}.")
-    return arguments

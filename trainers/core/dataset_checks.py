@@ -19,13 +19,9 @@ def require_columns(dataset: Any, columns: Iterable[str], name: str = "The datas
 
 
 def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The training set") -> None:
-    """
-    Check that a training set, which the message calls `name`, gives the Trainer something to train on.
-
-    Raises:
-        ValueError: if it is empty, or smaller than one batch and `dataloader_drop_last` drops smaller batches: an
-            epoch would have no step; or if `train_sampling_strategy` cannot order its rows.
-    """
+    """Raise a ValueError if a training set, which the message calls `name`, is empty, or smaller than one batch and
+    `dataloader_drop_last` drops smaller batches: an epoch would have no step; or if `train_sampling_strategy` cannot
+    order its rows."""
     if dataset is None:
         return
     if args.train_sampling_strategy != "random" and isinstance(dataset, IterableDataset | ConcatDataset):

@@ -23,17 +23,9 @@ def backbone_of(
     model: Any, tokenizer: PreTrainedTokenizerBase | None, auto_class: Any, peft_config: Any = None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """
-    The backbone that a trainer is to train, and its tokenizer.
-
-    Args:
-        model (`str`, [`~transformers.PreTrainedModel`], peft model or [`~sentence_transformers.SentenceTransformer`]):
-            Folder or Hub id, or a model in memory, which is trained in place. Of a SentenceTransformer, a copy of the
-            encoder is trained, with the settings that the SentenceTransformer has.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer. Default: that of the folder,
-            Hub id or SentenceTransformer.
-        auto_class (`type`): What loads a folder or Hub id, such as [`~transformers.AutoModel`].
-        peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole model, on
-            a copy of a model in memory.
+    The backbone that a trainer is to train, and its tokenizer, from the arguments of [`EmbeddingTrainer`]. A folder or
+    Hub id is loaded by `auto_class`. Of a SentenceTransformer, a copy of the encoder is trained, with the settings of
+    the SentenceTransformer.
 
     Raises:
         ValueError: if there is no tokenizer or no model, if `peft_config` is passed for a model that has an adapter,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, final
 
@@ -216,8 +216,15 @@ class Objective(nn.Module):
         return Term(self.name, granularity, name, weight)
 
 
-def require_reduction(reduction: str) -> str:
-    """Check the name of a reduction over the grid, and return it."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
-    return reduction
+def require_known(legal: Iterable[str], **values: str) -> None:
+    """Raise a ValueError that names the argument unless its value is a legal one."""
+    for name, value in values.items():
+        if value not in legal:
+            raise ValueError(f"{name}={value!r} is unknown; legal values: {', '.join(legal)}.")
+
+
+def require_positive(**values: float) -> None:
+    """Raise a ValueError that names the argument unless its value is above 0."""
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name}={value} must be above 0.")

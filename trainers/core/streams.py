@@ -16,12 +16,8 @@ from ...encode.ranks import rank, world_size
 class Epochs(torch.utils.data.IterableDataset):
     """
     The rows of this rank, epoch after epoch without end, so that all ranks make the same steps. The order depends only
-    on the seed and the epoch.
-
-    Args:
-        stream ([`~datasets.IterableDataset`]): The data, the same on each rank.
-        buffer_size (`int`): Number of rows that are read ahead and shuffled. 0 reads shards and rows in their order.
-        seed (`int`): Seed of the shuffling.
+    on the seed and the epoch. As many rows as `buffer_size` are read ahead and shuffled; 0 reads shards and rows in
+    their order.
     """
 
     def __init__(self, stream: IterableDataset, buffer_size: int, seed: int):

@@ -192,9 +192,9 @@ class NestedTrainer(Trainer):
         rows = Epochs(self.train_dataset, self.args.shuffle_buffer_size, seed)
         return self.loader(rows, "Training", batch_size=self._train_batch_size)
 
-    def loader(self, rows: Any, description: str, **batches: Any) -> DataLoader:
+    def loader(self, rows: Any, description: str, kind: type[DataLoader] = DataLoader, **batches: Any) -> DataLoader:
         """A loader that accelerate does not prepare, which divides the rows of each rank again, or repeats some."""
-        return DataLoader(
+        return kind(
             rows,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, description=description),
             # The seed of the workers is drawn from here, so that resuming leaves the global generator unchanged.

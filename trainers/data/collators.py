@@ -34,13 +34,8 @@ def _numbers(value: Any, column: str) -> Any:
 
 
 def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
-    """
-    Default separator of joined fields: the tokenizer's separator token (m3BERT,
-    [2605.19568](https://huggingface.co/papers/2605.19568), appendix B, stage 3).
-
-    Raises:
-        ValueError: if a column joins fields and the tokenizer has no separator token.
-    """
+    """Default separator of joined fields: the tokenizer's separator token (m3BERT,
+    [2605.19568](https://huggingface.co/papers/2605.19568), appendix B, stage 3). ValueError if it has none."""
     joined = [column for column in columns if "+" in column]
     if joined and tokenizer.sep_token is None:
         raise ValueError(f"{joined[0]!r} needs a separator, and the tokenizer has none: pass one.")
@@ -48,12 +43,8 @@ def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
-    """
-    The text of a row in a text column, with its fields joined. Fields that are empty or `None` are left out.
-
-    Raises:
-        ValueError: if the row lacks a field, or the field is not text.
-    """
+    """The text of a row in a text column, with its fields joined. Fields that are empty or `None` are left out.
+    ValueError if the row lacks a field, or the field is not text."""
     fields = fields_of(column)
     for field in fields:
         value = row.get(field)

@@ -189,12 +189,8 @@ def reading(what: str) -> Iterator[None]:
 
 def require_texts(dataset: Any, columns: Sequence[str]) -> None:
     """
-    Check that every row of a dataset has a text in every text column, before any work is done. A stream is checked
-    while it is read.
-
-    Args:
-        dataset ([`~datasets.Dataset`] or stream): The data.
-        columns (`Sequence[str]`): Text columns; `"title+text"` needs a text in one of the fields.
+    Check that every row of a dataset has a text in every text column, and for `"title+text"` in one of the fields,
+    before any work is done. A stream is checked while it is read.
 
     Raises:
         ValueError: as [`require_columns`], or if a text is missing or empty.
@@ -221,13 +217,8 @@ def tokenize_texts(
     max_length: int = 512,
 ) -> Any:
     """
-    Tokenise a text column: one row per text, with longer texts truncated. A stream is tokenised during training.
-
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): Dataset with the texts.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer.
-        column (`str`, *optional*, defaults to `"text"`): Column to read.
-        max_length (`int`, *optional*, defaults to 512): Maximum length of a text in tokens.
+    Tokenise a text column: one row per text, with texts of more than `max_length` tokens truncated. A stream is
+    tokenised during training.
 
     Returns:
         The same kind of dataset, with the columns `input_ids`, `attention_mask`, `special_tokens_mask`.

@@ -90,14 +90,9 @@ def require_one_format(files: Sequence[str]) -> None:
 
 
 def check_files(files: Sequence[str], columns: Iterable[str] = ()) -> list[str]:
-    """
-    Look into the first rows of data files, before a model is loaded for them. URLs are not opened. Returns the columns
-    of the first file; none if only a library can tell them.
-
-    Raises:
-        ValueError: if a file cannot be read, is empty or lacks a column, or the formats are unknown or differ.
-        OSError: if a file does not exist.
-    """
+    """Look into the first rows of data files, before a model is loaded for them. URLs are not opened. Returns the
+    columns of the first file; none if only a library can tell them. ValueError if a file cannot be read, is empty or
+    lacks a column, or the formats are unknown or differ; OSError if a file does not exist."""
     require_one_format(files)
     every = [[] if is_url(file) or is_pattern(file) else columns_of(file) for file in files]
     for file, found in zip(files, every, strict=True):

@@ -15,9 +15,6 @@ def smoothed_probabilities(sizes: Sequence[float], exponent: float = 0.7) -> lis
     Args:
         sizes (`Sequence[float]`): Amount of text in each language, in any unit.
         exponent (`float`, *optional*, defaults to 0.7): 1 keeps the proportions, 0 makes all languages equally likely.
-
-    Returns:
-        `list[float]`: probabilities that sum to 1.
     """
     powers = [(size / sum(sizes)) ** exponent for size in sizes]
     return [power / sum(powers) for power in powers]
@@ -27,19 +24,10 @@ def mix_languages(
     datasets: Sequence[Dataset], *, exponent: float = 0.7, seed: int = 0, tokens: Sequence[int] | None = None
 ) -> Dataset:
     """
-    Sample rows from the datasets of several languages until every row has been drawn at least once. Rows of small
-    languages repeat.
-
-    Args:
-        datasets (`Sequence[Dataset]`): One dataset per language, with the same columns.
-        exponent (`float`, *optional*, defaults to 0.7): See [`smoothed_probabilities`].
-        seed (`int`, *optional*, defaults to 0): Seed of the sampling.
-        tokens (`Sequence[int]`, *optional*): Tokens of each dataset: the shares of *tokens* are then the
-            [`smoothed_probabilities`] of these, and a language whose rows are shorter is drawn more often. Default:
-            the shares of rows are those of the row counts.
-
-    Returns:
-        [`~datasets.Dataset`]
+    Sample rows from the datasets of several languages, with the same columns, until every row has been drawn at least
+    once. Rows of small languages repeat. The shares of rows are the [`smoothed_probabilities`] of the row counts. With
+    the `tokens` of each dataset, the shares of *tokens* are those of these numbers, and a language whose rows are
+    shorter is drawn more often.
     """
     if len(datasets) == 1:
         return datasets[0]

@@ -16,13 +16,7 @@ DOCUMENT_LENGTHS = "document_lengths"  # column of packed rows: tokens of each d
 
 @dataclass(frozen=True)
 class Frame:
-    """
-    The special tokens that a tokenizer puts around a text.
-
-    Args:
-        begin (`tuple[int, ...]`): Token ids before a text.
-        end (`tuple[int, ...]`): Token ids after it.
-    """
+    """The token ids of the special tokens that a tokenizer puts before and after a text."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
@@ -55,11 +49,7 @@ class Frame:
 def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
     """
     Put documents into rows, greedily: each goes, in their order, into the row with the least room that it fits into
-    (best fit), or else into a new row.
-
-    Args:
-        lengths (`Sequence[int]`): Tokens of each document, each from 1 to `max_length`.
-        max_length (`int`): Tokens of a row at most.
+    (best fit), or else into a new row. Documents have from 1 to `max_length` tokens, rows as many at most.
 
     Returns:
         `list[list[int]]`: the documents of each row. Every document is in exactly one row.
@@ -83,13 +73,8 @@ def packed_rows(
     documents: Sequence[Sequence[int]], frame: Frame, max_length: int
 ) -> tuple[list[list[int]], list[list[int]]]:
     """
-    Split tokenised documents, put the special tokens around every piece, and pack the pieces.
-
-    Args:
-        documents (`Sequence[Sequence[int]]`): Token ids of each document, without special tokens. An empty document
-            is left out.
-        frame ([`Frame`]): The special tokens.
-        max_length (`int`): Tokens of a row at most.
+    Split tokenised documents, which have no special tokens yet, put those around every piece, and pack the pieces into
+    rows of at most `max_length` tokens. An empty document is left out.
 
     Returns:
         `tuple`: the token ids of each row, and the lengths of the pieces in it.

@@ -25,13 +25,7 @@ def clean_pairs(
     Drop duplicate pairs, and keep at most `max_per_query` documents per query, so that frequent queries do not
     dominate the batches (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3 and appendix B,
     stage 3). The first documents of a query are kept. All pairs are read and hashed once, also those of a stream,
-    which therefore must have an end.
-
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The pairs.
-        query (`Sequence[str]`): Columns of the query.
-        document (`Sequence[str]`): Columns of the document.
-        max_per_query (`int`, *optional*): Maximum number of documents per query; `None` is no maximum.
+    which therefore must have an end. `query` and `document` are their columns.
 
     Returns:
         `tuple`: the cleaned dataset, of the same kind, and the numbers of `rows` read, of `duplicates`, and of pairs

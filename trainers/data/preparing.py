@@ -157,8 +157,12 @@ def load_prepared(
             f"{folder} has documents of up to {longest} tokens, but the model reads {limit}: prepare the text again "
             f"with --max_length {limit}."
         )
+    rows = []
+    for language in prepared["languages"]:
+        with reading(f"{folder}/{language}"):
+            rows.append(load_from_disk(str(Path(folder, language))))
     return mix_languages(
-        [rows_of(Path(folder, language)) for language in prepared["languages"]],
+        rows,
         exponent=prepared["language_exponent"] if exponent is None else exponent,
         seed=seed,
         tokens=[size["tokens"] for size in prepared["languages"].values()],
@@ -202,9 +206,3 @@ def packed_texts(
     options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     tokens = tokenizer(list(texts), **options)["input_ids"] if texts else []
     return dict(zip(ROWS, packed_rows(tokens, frame, max_length), strict=True))
-
-
-def rows_of(folder: Path) -> Dataset:
-    """The packed rows of a language."""
-    with reading(str(folder)):
-        return load_from_disk(str(folder))

@@ -26,10 +26,7 @@ class Batches:
     the end are left out, and a reshuffled pass fills the epoch.
 
     Args:
-        rows (`int`): Number of rows.
-        size (`int`): Rows per batch of all ranks.
-        ranks (`int`): Number of ranks. Each has the same number of rows of a batch.
-        drop_last (`bool`): Drop the last batch if it is smaller.
+        size (`int`): Rows per batch of all ranks, each of which has the same number of them.
         texts (`np.ndarray` of shape `(rows, columns)`, *optional*): A number for each text, equal for equal texts.
     """
 
@@ -44,12 +41,7 @@ class Batches:
         return whole + (not self.drop_last and rest >= self.ranks)
 
     def of_epoch(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """
-        The batches, each with rows in a random order.
-
-        Raises:
-            ValueError: if there are too few different texts for a batch.
-        """
+        """The batches, each with rows in a random order. ValueError if there are too few different texts for one."""
         found = 0
         while found < len(self):
             before = found
@@ -87,12 +79,9 @@ class MultiDatasetBatchSampler(BatchSampler):
     The batches of a rank. In a step, all ranks have rows of the same data set, and no row is on two of them.
 
     Args:
-        parts (`Sequence[Batches]`): The batches of each data set.
         starts (`Sequence[int]`): The number of the first row of each data set.
-        order (`str`): `"proportional"`: all batches of all data sets in a random order. `"round_robin"`: one batch of
-            each data set in turn, until the first of them has no more.
+        order (`str`): See `multi_dataset_batch_sampler` in [`TextTrainingArguments`].
         seed (`int`): The batches of an epoch depend on this seed and the epoch alone.
-        rank (`int`): Rank of this process.
     """
 
     def __init__(self, parts: Sequence[Batches], starts: Sequence[int], *, order: str, seed: int, rank: int):
@@ -133,16 +122,10 @@ class BatchLoader(DataLoader):
         sampler.set_epoch(epoch)
 
 
-def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, batch_size: int) -> BatchLoader:
-    """
-    The batches that a rank trains on.
-
-    Args:
-        datasets ([`NamedDatasets`]): The training sets.
-        collator ([`ColumnsCollator`]): Makes the inputs of a batch.
-        args ([`TextTrainingArguments`]): Training arguments.
-        batch_size (`int`): Rows per batch of a rank.
-    """
+def batches_of(
+    datasets: NamedDatasets, collator: ColumnsCollator, args: Any, batch_size: int
+) -> tuple[NamedDatasets, MultiDatasetBatchSampler]:
+    """The columns that are read, and the batches that a rank trains on, of `batch_size` rows each."""
     options = {"size": batch_size * world_size(), "ranks": world_size(), "drop_last": args.dataloader_drop_last}
     read, parts = {}, []
     for name, dataset in datasets.named.items():
@@ -157,16 +140,7 @@ def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, 
         seed=args.seed if args.data_seed is None else args.data_seed,
         rank=rank(),
     )
-    return BatchLoader(
-        NamedDatasets(read),
-        batch_sampler=sampler,
-        collate_fn=collator,
-        num_workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory,
-        persistent_workers=args.dataloader_persistent_workers,
-        prefetch_factor=args.dataloader_prefetch_factor,
-        multiprocessing_context=args.dataloader_multiprocessing_context,
-    )
+    return NamedDatasets(read), sampler
 
 
 def text_numbers(dataset: Dataset, collator: TextColumnsCollator) -> np.ndarray:

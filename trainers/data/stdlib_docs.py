@@ -21,17 +21,9 @@ SHORTEST_BODY, SHORTEST_TEST_BODY, LONGEST_BODY = 40, 150, 1000  # characters
 
 
 class Pair(NamedTuple):
-    """
-    A summary line and the text below it, from one docstring.
-
-    Args:
-        module (`str`): Module of the docstring.
-        name (`str`): Full name of the documented object.
-        summary (`str`): Summary line.
-        body (`str`): Text below the summary line.
-        is_clean (`bool`): Whether the pair is good enough for testing: a full sentence, a public object, and a body
-            that is long enough to distinguish it from 800 others.
-    """
+    """The summary line and the text below it, from the docstring of the object with the full name `name`. A pair is
+    clean, good enough for testing, if it has a full sentence, a public object, and a body that is long enough to
+    distinguish it from 800 others."""
 
     module: str
     name: str

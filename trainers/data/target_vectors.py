@@ -38,10 +38,8 @@ def read_target_vectors(
     sources: dict[str, list[str]] = {}
     width = 0
     for file in files:
-        dataset, texts = (
-            load_files([file], text=[text_column], streaming=True),
-            sources.setdefault(file_name(file), []),
-        )
+        dataset = load_files([file], text=[text_column], streaming=True)
+        texts = sources.setdefault(file_name(file), [])
         require_columns(dataset, [text_column, vector_column], file)
         for number, row in enumerate(dataset, start=1):
             text = row[text_column] or ""

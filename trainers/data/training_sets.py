@@ -20,12 +20,8 @@ SPLITS = {"train", "validation", "valid", "dev", "test"}  # usual names of the s
 
 
 class NamedDatasets(ConcatDataset):
-    """
-    Several data sets with names. Their rows have one numbering, from the first row of the first data set on.
-
-    Args:
-        named (`Mapping[str, Dataset]`): Name -> data set. Their columns may differ.
-    """
+    """Several data sets by name, whose columns may differ. Their rows have one numbering, from the first row of the
+    first data set on."""
 
     datasets: list[Any]
     column_names = None  # each data set has its own
@@ -84,17 +80,8 @@ def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
 
 
 def collator_of(args: Any, datasets: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> TextColumnsCollator:
-    """
-    The collator for datasets with the same columns.
-
-    Args:
-        args ([`TextTrainingArguments`]): Training arguments.
-        datasets (`Sequence[Dataset]`): The datasets or streams.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
-
-    Raises:
-        ValueError: if it is not clear which columns to read, a dataset lacks one, or a text is missing or empty.
-    """
+    """The collator for datasets or streams with the same columns. ValueError if it is not clear which columns to read,
+    a dataset lacks one, or a text is missing or empty."""
     columns = args.columns_of(*datasets)
     roles = args.roles_of(columns)
     for dataset in datasets:

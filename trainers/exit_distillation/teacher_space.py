@@ -10,7 +10,8 @@ import torch
 from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import same_on_all_ranks
 from ...encode.states import truncate
-from ..core.objective import NestedBatch, Terms
+from ..core.objective import NestedBatch, Terms, require_known, require_positive
+from ..shared.embedding import NO_TEXT
 from ..shared.info_nce import nested_info_nce
 from ..shared.scored_losses import nested_pair_cosines
 from ..shared.similarity import nested_similarity_distillation
@@ -19,7 +20,6 @@ from ..shared.teacher import RepresentationDistillation, TaughtTexts
 
 LOSSES = ("similarity", "contrastive")
 SAME_TEXT = 1 - 1e-4  # cosine of two teacher embeddings from which their texts count as equal
-NO_TEXT = -1
 
 
 class TeacherSpace(RepresentationDistillation):
@@ -71,10 +71,8 @@ class TeacherSpace(RepresentationDistillation):
         **kwargs: Any,
     ):
         super().__init__(grid, teacher_dim=bank.shape[1], **kwargs)
-        if loss not in LOSSES:
-            raise ValueError(f"loss={loss!r} is unknown; legal values: {', '.join(LOSSES)}.")
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be above 0.")
+        require_known(LOSSES, loss=loss)
+        require_positive(temperature=temperature)
         if grid.dims[-1] > self.teacher_dim:
             raise ValueError(
                 f"The grid {grid} has more dims than the teacher, {self.teacher_dim}: fit exits to the teacher first "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...encode.granularity import Granularity, Grid
@@ -87,10 +85,10 @@ class HSIC(Objective):
             inputs = [vectors.detach() for vectors in inputs]
         rows = RankRows.of(len(inputs[0]), inputs[0].device)
         input_grams = [self.gram(rows.gather(vectors)) for vectors in inputs]
-        losses: dict[Granularity, Any] = {}
+        terms: Terms = {}
         for layer in self.grid.layers:
             pooled = [rows.gather(text.pooled(layer, self.student_pooling)) for text in texts]
             for dim in self.grid.dims_of(layer):
                 values = [hsic(x, self.gram(truncate(s, dim))) for x, s in zip(input_grams, pooled, strict=True)]
-                losses[Granularity(layer, dim)] = torch.stack(values).mean()
-        return {self.term(g): losses[g] for g in self.grid}
+                terms[self.term(Granularity(layer, dim))] = torch.stack(values).mean()
+        return terms

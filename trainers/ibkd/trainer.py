@@ -8,8 +8,8 @@ from typing import Any
 from ...encode.granularity import Grid
 from ...encode.help_texts import described
 from ..contrastive.contrastive import Contrastive, ContrastiveConfig
-from ..core.composition import Composition, part_arguments
-from ..core.objective import Objective
+from ..core.composition import Composition, mapping_of
+from ..core.objective import Objective, require_known
 from ..data.teacher import TeacherEmbeddings
 from ..shared.distillation import DistillationConfig, DistillationTrainer
 from ..shared.embedding_trainer import EmbeddingTrainer
@@ -41,9 +41,6 @@ class IBKDConfig(DistillationConfig):
     The default grid is the student's full size. With several granularities, their losses are summed, which is not in
     the paper. Other defaults are the paper's (Table 1, STS): `temperature` 0.1, `learning_rate` 1e-4, batches of 256,
     10 epochs.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     full_size_by_default = True
@@ -60,11 +57,10 @@ class IBKDConfig(DistillationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r} is unknown; legal values: {', '.join(METHODS)}.")
+        require_known(METHODS, method=self.method)
         if self.method == "hpd" and self.projection_dim is None:
             raise ValueError("method='hpd' needs projection_dim, the dims of the compressed teacher (the paper: 128).")
-        self.hsic = part_arguments("hsic", self.hsic, HSIC)
+        self.hsic = mapping_of("hsic", self.hsic, HSIC.argument_names())
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         options: dict[str, Any] = {"teacher_dim": teacher.width, "pooling": self.pooling or self.default_pooling}
@@ -93,7 +89,7 @@ class IBKDTrainer(DistillationTrainer):
 
 def hsic_of(args: IBKDConfig | IBKDFinetuningConfig, grid: Grid) -> HSIC:
     """[`HSIC`] with the pooling and the HSIC arguments of a config."""
-    return HSIC(grid, **{"pooling": args.pooling or args.default_pooling, **part_arguments("hsic", args.hsic, HSIC)})
+    return HSIC(grid, **{"pooling": args.pooling or args.default_pooling, **mapping_of("hsic", args.hsic)})
 
 
 @described
@@ -110,9 +106,6 @@ class IBKDFinetuningConfig(ContrastiveConfig):
     paper's (Table 1, STS): `temperature` 0.05, `learning_rate` 3e-5, batches of 256, 3 epochs. The paper uses up to 8
     hard negatives, one column each; the command `mine` finds them. They are negatives of every anchor, as in the
     released code; with `own_negatives`, of their own, as in Eq. 10.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     full_size_by_default = True
@@ -125,7 +118,7 @@ class IBKDFinetuningConfig(ContrastiveConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.hsic = part_arguments("hsic", self.hsic, HSIC)
+        self.hsic = mapping_of("hsic", self.hsic, HSIC.argument_names())
 
     def build_objective(self, grid: Grid) -> Objective:
         contrastive = Contrastive(grid, **self.objective_arguments(Contrastive))

@@ -339,14 +339,9 @@ def segment_gradients(
     targets: torch.Tensor,
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """
-    The gradients of the products `(rows, block)` of the segments, in their type, and of the bias `(block,)`.
-
-    Args:
-        products (`list[torch.Tensor]`): As in [`prefix_log_sums`].
-        bias (`torch.Tensor` of shape `(block,)`): Bias of the block.
-        log_sums (`torch.Tensor` of shape `(dims, rows)`): Log-sum-exps over the whole vocabulary.
-        grad_losses (`torch.Tensor` of shape `(dims, rows)`): Gradients of the losses.
-        targets (`torch.LongTensor` of shape `(rows,)`): Targets, counted from the first entry of the block.
+    The gradients of the products `(rows, block)` of the segments, in their type, and of the bias `(block,)`, from the
+    arguments of [`prefix_log_sums`], the log-sum-exps over the whole vocabulary and the gradients of the losses, both
+    `(dims, rows)`, and the targets `(rows,)`, counted from the first entry of the block.
     """
     scores, gradients = bias, []
     hits = torch.arange(len(bias), device=bias.device) == targets[:, None]
@@ -426,13 +421,8 @@ class _Divergences:
     """
     KL divergences from blocks of scores. With the scores s_p and s_q of two distributions,
     `KL(p || q) = E_p[s_p - s_q] - logsumexp(s_p) + logsumexp(s_q)`. The parts of a block are its log-sum-exps and its
-    means `E_p[s_p - s_q]`; those of all blocks give the divergence. Autograd differentiates each of the two steps.
-
-    Args:
-        pairs (`tuple[tuple[Node, Node], ...]`): Pairs (student, teacher).
-        tokens (`int`): Number of rows per layer. The rows of layer i are `i * tokens` to `(i + 1) * tokens`.
-        reverse (`bool`): Whether to compute KL(student || teacher) rather than KL(teacher || student).
-        temperature (`float`): Scores are divided by it.
+    means `E_p[s_p - s_q]`; those of all blocks give the divergence. Autograd differentiates each of the two steps. The
+    rows of layer i are `i * tokens` to `(i + 1) * tokens`.
     """
 
     pairs: tuple[tuple[Node, Node], ...]
@@ -440,17 +430,14 @@ class _Divergences:
     reverse: bool
     temperature: float
 
-    def ordered(self, student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """p and q of `KL(p || q)`. Teachers have no gradient."""
-        return (student, teacher.detach()) if self.reverse else (teacher.detach(), student)
-
     def of_block(self, scores: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """From the scores of each dim, `(layers * tokens, block)`: the log-sum-exp of the two sides of each pair,
         `(pairs, 2, tokens)`, and the means, `(pairs, tokens)`."""
         log_sums, means = [], []
         for pair in self.pairs:
             sides = (scores[dim][layer * self.tokens : (layer + 1) * self.tokens] for layer, dim in pair)
-            p, q = self.ordered(*(side / self.temperature for side in sides))
+            student, teacher = (side / self.temperature for side in sides)
+            p, q = (student, teacher.detach()) if self.reverse else (teacher.detach(), student)
             means.append((p.softmax(dim=1) * (p - q)).sum(dim=1))
             log_sums.append(torch.stack([p.logsumexp(dim=1), q.logsumexp(dim=1)]))
         return torch.stack(log_sums), torch.stack(means)

@@ -11,7 +11,7 @@ import torch
 
 from ...encode.granularity import Granularity, Grid
 from ...encode.help_texts import described
-from ..core.objective import NestedBatch, Terms
+from ..core.objective import NestedBatch, Terms, require_known
 from .losses import nested_cross_entropy_and_divergence
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer
 
@@ -59,10 +59,7 @@ class MatryoshkaDistillation(MultigranularMLM):
         super().__init__(grid)
         if pairs is None:
             raise ValueError("Matryoshka distillation needs pairs='teacher>student', such as '12x768>4x64'.")
-        if distillation_direction not in DIRECTIONS:
-            raise ValueError(
-                f"distillation_direction={distillation_direction!r} is unknown; legal values: {', '.join(DIRECTIONS)}."
-            )
+        require_known(DIRECTIONS, distillation_direction=distillation_direction)
         self.pairs, self.weight = grid.pairs(pairs), distillation_weight
         self.temperature, self.direction = distillation_temperature, distillation_direction
 

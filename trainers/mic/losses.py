@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...encode.numerics import check_dims, no_autocast, precise, segments
+from ..shared.similarity import nested_cosines
 
 
 EPSILON = 1e-8
@@ -155,8 +156,6 @@ def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: floa
     Uniformity of prefixes on the unit sphere (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section
     2.2): `log(mean over pairs of exp(-2 t (1 - cos)) + epsilon)`, over pairs of different rows. Lower is more uniform.
 
-    The dot products of a prefix are those of the next shorter prefix plus one product over the dims between them.
-
     Args:
         vectors (`torch.Tensor` of shape `(batch, hidden_size)`): Pooled embeddings; need not be normalised. Carries
             gradient.
@@ -172,12 +171,6 @@ def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: floa
     count = len(vectors)
     if count < 2:
         raise ValueError(f"Uniformity needs pairs of texts; a batch of {count} has none.")
-    parts = [precise(vectors[:, segment]) for segment in segments(check_dims(dims, vectors.shape[1]))]
-    with no_autocast(vectors):
-        products = torch.stack([part @ part.T for part in parts]).cumsum(dim=0)
-    squares = torch.stack([part.square().sum(dim=1) for part in parts]).cumsum(dim=0)
-    # The cosines of a zero vector are 0, without gradient.
-    inverses = torch.where(squares > 0, torch.where(squares > 0, squares, 1.0).rsqrt(), 0.0)
-    kernel = torch.exp(2 * scale * (products * inverses[:, :, None] * inverses[:, None, :] - 1))
+    kernel = torch.exp(2 * scale * (nested_cosines(vectors, vectors, check_dims(dims, vectors.shape[1])) - 1))
     different = ~torch.eye(count, dtype=torch.bool, device=vectors.device)
     return torch.log((kernel * different).sum(dim=(1, 2)) / (count * (count - 1)) + EPSILON)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Self
-
 import torch
 
 from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import RankRows, sum_over_ranks
 from ...encode.states import NestedStates, Pooling, check_pooling
 from ..core import papers
-from ..core.objective import NestedBatch, Objective, Terms
-from ..shared.token_grid import TokenGridObjective
+from ..core.objective import NestedBatch, Terms
+from ..shared.token_grid import OwnLayersObjective, TokenGridObjective
 from .losses import (
     correlation_penalty,
     nested_uniformity,
@@ -48,11 +45,6 @@ class SCR(TokenGridObjective):
         super().__init__(grid)
         self.threshold, self.variance_weight = threshold, variance_weight
 
-    @classmethod
-    def default_layers(cls, depth: int, num_dims: int) -> list[int]:
-        """The layers at two thirds and five sixths of the depth."""
-        return isotropy_layers(depth)
-
     def forward(self, batch: NestedBatch) -> Terms:
         texts = self.token_states(batch)
         terms: Terms = {}
@@ -75,7 +67,7 @@ class SCR(TokenGridObjective):
         return [*prefix_residual_products(states, text.attention_mask, self.dims), deviations.sum(dim=0)]
 
 
-class SIR(Objective):
+class SIR(OwnLayersObjective):
     """
     Spectral isotropy regularisation (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section 2.2): at
     every layer and dim, half of [`variance_variation`] plus half of [`nested_uniformity`] of pooled embeddings,
@@ -115,19 +107,6 @@ class SIR(Objective):
         self.scale, self.pooling = scale, pooling
         self.weights = {"variation": variation_weight, "uniformity": uniformity_weight}
 
-    @classmethod
-    def for_grid(cls, grid: Grid, *, layers: Iterable[int] | None = None, **arguments: Any) -> Self:
-        """
-        Build the objective at some layers, with the dims of the deepest layer of the trained grid.
-
-        Args:
-            grid ([`Grid`]): The trained granularities.
-            layers (`list[int]`, *optional*): Layers of this objective. Default: [`isotropy_layers`].
-            arguments: Arguments of the constructor.
-        """
-        layers = layers or isotropy_layers(grid.full.layer)
-        return cls(Grid.product(layers, grid.dims_of(grid.full.layer)), **arguments)
-
     def forward(self, batch: NestedBatch) -> Terms:
         texts = list(batch.texts.values())
         terms: Terms = {}
@@ -146,8 +125,3 @@ class SIR(Objective):
                     if weight:
                         terms[self.term(Granularity(layer, dim), part, weight=weight)] = loss
         return terms
-
-
-def isotropy_layers(depth: int) -> list[int]:
-    """Default layers of SCR and SIR: at two thirds and five sixths of the depth (MIC, appendix D: 8 and 10 of 12)."""
-    return sorted({-(-2 * depth // 3), -(-5 * depth // 6)})

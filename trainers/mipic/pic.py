@@ -12,7 +12,7 @@ from ...encode.granularity import Granularity, Grid, evenly_spaced
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling, truncate
 from ..core import papers
-from ..core.objective import NestedBatch, Objective, Terms
+from ..core.objective import NestedBatch, Objective, Terms, require_positive
 from ..shared.info_nce import nested_info_nce
 
 
@@ -62,8 +62,7 @@ class PIC(Objective):
                 f"chain={chain} must have two or more granularities, each deeper than the one before and at least as "
                 "wide, such as '2x16,4x32,12x768'."
             )
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be above 0.")
+        require_positive(temperature=temperature)
         check_pooling(pooling)
         self.temperature, self.pooling = temperature, pooling
         self.detach_target, self.mask_duplicates = detach_target, mask_duplicates
@@ -72,15 +71,8 @@ class PIC(Objective):
 
     @classmethod
     def for_grid(cls, grid: Grid, *, chain: str | Grid | None = None, **arguments: Any) -> Self:
-        """
-        Build the objective along a chain.
-
-        Args:
-            grid ([`Grid`]): The trained granularities.
-            chain (`str` or [`Grid`], *optional*): The chain, such as `"2x16,4x32,12x768"`. Default: [`default_chain`]
-                of the trained grid.
-            arguments: Further arguments of the constructor.
-        """
+        """Build the objective along a chain, such as `"2x16,4x32,12x768"`. Default: the [`default_chain`] of the
+        trained grid."""
         if chain is None:
             chain = default_chain(grid)
         return cls(Grid.parse(chain) if isinstance(chain, str) else chain, **arguments)

@@ -173,12 +173,8 @@ def soft_bits(margins: torch.Tensor) -> torch.Tensor:
 
 
 def ramp(progress: float) -> float:
-    """
-    The weight of variance control and of the quantisation loss: `max(0.2, (e^p - 1) / (e - 1))` (QAMA).
-
-    Args:
-        progress (`float`): Share of the training that is done, in 0..1.
-    """
+    """The weight of variance control and of the quantisation loss, when a share p in 0..1 of the training is done:
+    `max(0.2, (e^p - 1) / (e - 1))` (QAMA)."""
     return max(LEAST_RAMP, math.expm1(progress) / math.expm1(1.0))
 
 

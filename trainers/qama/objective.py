@@ -12,7 +12,8 @@ from ...encode.numerics import cosine_matrix
 from ...encode.states import Pooling, truncate
 from ...modeling.quantization_m3bert import M3BertQuantizer, stored_bits
 from ..core import papers
-from ..core.objective import NestedBatch, Terms
+from ..core.composition import mapping_of
+from ..core.objective import NestedBatch, Terms, require_positive
 from ..shared.info_nce import nested_info_nce
 from ..shared.teacher import RepresentationDistillation, TaughtTexts
 from .losses import (
@@ -99,14 +100,11 @@ class QAMA(RepresentationDistillation):
         pooling: Pooling = "mean",
     ):
         super().__init__(grid, teacher_dim=quantizer.config.hidden_size, pooling=pooling)
-        if unknown := sorted((weights or {}).keys() - WEIGHTS.keys()):
-            raise ValueError(f"weights has unknown terms: {', '.join(unknown)}; legal: {', '.join(WEIGHTS)}.")
         if grid.dims != quantizer.config.dims:
             raise ValueError(f"The grid {grid} must have the nested dims of the quantizer, {quantizer.config.dims}.")
         if level_weights and set(level_weights) != set(grid.dims):
             raise ValueError(f"level_weights={dict(level_weights)} needs a weight for each of the dims {grid.dims}.")
-        if min(temperature, contrast_temperature) <= 0:
-            raise ValueError("Temperatures must be above 0.")
+        require_positive(temperature=temperature, contrast_temperature=contrast_temperature)
         for code in codes:
             stored_bits(code, quantizer.config.hidden_size)  # raises a ValueError if it is unknown
         self.quantizer, self.frozen = quantizer, frozen
@@ -115,7 +113,8 @@ class QAMA(RepresentationDistillation):
         self.regularization, self.variance_control = regularization, variance_control
         self.temperature, self.contrast_temperature = temperature, contrast_temperature
         self.mask_duplicates, self.rank_texts = mask_duplicates, rank_texts
-        self.weights, self.level_weights = WEIGHTS | dict(weights or {}), dict(level_weights or {})
+        self.weights = WEIGHTS | mapping_of("weights", weights, WEIGHTS)
+        self.level_weights = dict(level_weights or {})
         self.progress = 0.0  # share of the training that is done, set by the trainer
 
     @property

@@ -75,9 +75,6 @@ class QAMAConfig(DistillationConfig):
 
     The defaults are those of our study. The paper trains for 5 epochs with a learning rate of 1e-4 (recipe
     `qama_paper`). In its released code, similarities weigh about 20 times more (recipe `qama_released`).
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     projects = False
@@ -101,12 +98,7 @@ class QAMAConfig(DistillationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.codes = self.codes or ["qama-2", "qama-hybrid"]
-        self.quantizer_config = mapping_of("quantizer_config", self.quantizer_config)
-        if unknown := sorted(self.quantizer_config.keys() - QUANTIZER_OPTIONS):
-            raise ValueError(
-                f"quantizer_config names unknown arguments: {', '.join(unknown)}; legal values: "
-                f"{', '.join(QUANTIZER_OPTIONS)}."
-            )
+        self.quantizer_config = mapping_of("quantizer_config", self.quantizer_config, QUANTIZER_OPTIONS)
         self.weights = mapping_of("weights", self.weights)
         levels = mapping_of("level_weights", self.level_weights)
         self.level_weights = {int(dim) if str(dim).isdigit() else dim: weight for dim, weight in levels.items()}

@@ -119,17 +119,12 @@ class DistillationTrainer(EmbeddingTrainer):
     all texts once, before training, into a cache.
 
     Args:
-        model (`str`, [`~transformers.PreTrainedModel`], peft model or [`~sentence_transformers.SentenceTransformer`]):
-            The student, or its folder or Hub id.
         args ([`DistillationConfig`]): Training arguments.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of the student. Default:
-            the one beside the student.
-        train_dataset ([`~datasets.Dataset`], *optional*): Texts, in one or more columns.
-        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
         teacher (`Any`, *optional*): The teacher: its folder or Hub id, a
             [`~sentence_transformers.SentenceTransformer`], a [`Teacher`], or its [`TeacherEmbeddings`] of all these
             texts. Default: the teacher of `args`. Its embeddings are read from the cache or computed.
-        kwargs: Further arguments of [`EmbeddingTrainer`].
+        kwargs: Further arguments of [`EmbeddingTrainer`], of which `model` is the student. The data has one or
+            more columns of texts.
 
     Raises:
         ValueError: as [`EmbeddingTrainer`], or if no teacher is named.

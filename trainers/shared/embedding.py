@@ -17,7 +17,7 @@ from ...encode.help_texts import described
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling
 from ..core.arguments import TextTrainingArguments
-from ..core.objective import NestedBatch, Objective, Terms
+from ..core.objective import NestedBatch, Objective, Terms, require_positive
 from .info_nce import nested_info_nce, with_own_negatives
 
 
@@ -93,8 +93,7 @@ class EmbeddingObjective(Objective):
         own_negatives: bool = False,
     ):
         super().__init__(grid)
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be above 0.")
+        require_positive(temperature=temperature)
         check_pooling(pooling)
         self.pooling, self.symmetric, self.mask_duplicates, self.ring = pooling, symmetric, mask_duplicates, ring
         self.gather_negatives, self.own_negatives = gather_negatives, own_negatives
@@ -197,13 +196,11 @@ class EmbeddingObjective(Objective):
 
     def contrast_grid(self, batch: NestedBatch, targets: ContrastTargets, weight: float = 1.0) -> Terms:
         """InfoNCE terms, one per granularity of the grid, all with this weight."""
-        losses = {}
-        for layer in self.layers:
-            dims = self.grid.dims_of(layer)
-            losses[layer] = dict(
-                zip(dims, self.contrast(self.embeddings(batch, layer), dims, targets).unbind(), strict=True)
-            )
-        return {self.term(g, weight=weight): losses[g.layer][g.dim] for g in self.grid}
+        losses = [
+            self.contrast(self.embeddings(batch, layer), self.grid.dims_of(layer), targets)
+            for layer in self.grid.layers
+        ]
+        return {self.term(g, weight=weight): loss for g, loss in zip(self.grid, torch.cat(losses), strict=True)}
 
 
 @described
@@ -241,9 +238,6 @@ class EmbeddingConfig(TextTrainingArguments):
     Negatives come from the batches of all devices unless `gather_negatives` is off. Gradient accumulation does not add
     negatives: it averages the losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and
     set `mini_batch_size`.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     temperature: float = 0.05

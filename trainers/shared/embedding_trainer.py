@@ -25,7 +25,7 @@ from ..core.checkpoints import part_of, with_weights
 from ..core.given import backbone_of
 from ..core.objective import Objective
 from ..data.collators import ColumnsCollator
-from ..data.samplers import batch_loader
+from ..data.samplers import BatchLoader, batches_of
 from ..data.teacher import TeacherEmbeddings
 from ..data.training_sets import NamedDatasets, by_columns, collator_of, training_data, with_lengths
 
@@ -129,7 +129,9 @@ class EmbeddingTrainer(PublishingTrainer):
     def get_train_dataloader(self) -> Any:
         if not isinstance(self.train_dataset, NamedDatasets):
             return super().get_train_dataloader()
-        return batch_loader(self.train_dataset, self.data_collator, self.args, self._train_batch_size)
+        rows, sampler = batches_of(self.train_dataset, self.data_collator, self.args, self._train_batch_size)
+        options = {"batch_sampler": sampler, "persistent_workers": self.args.dataloader_persistent_workers}
+        return self.loader(rows, "Training", BatchLoader, **options)
 
     def declare_grid(self) -> None:
         """Also give the encoder in memory the settings that it is trained with, and the projection in training."""

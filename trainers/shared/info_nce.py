@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ...encode.numerics import Buffers, blocks, check_dims, precise, segments, summed_from_the_longest
+from .scored_losses import nested_pair_cosines
 
 
 # Similarities in memory at a time, (anchors, candidates): about one CPU cache, or enough to occupy a GPU.
@@ -123,15 +123,12 @@ def with_own_negatives(
     Returns:
         `torch.Tensor` of shape `(batch, len(dims))`
     """
-    anchors, others = precise(anchors), precise(torch.cat([positives[:, None], negatives], dim=1))
-    columns = []
-    for loss, dim in zip(losses.unbind(dim=1), dims, strict=True):
-        scores = nn.functional.cosine_similarity(anchors[:, None, :dim], others[..., :dim], dim=2) / temperature
-        differences = scores[:, 1:] - scores[:, :1]
-        if left_out is not None:
-            differences = differences.masked_fill(left_out, -torch.inf)
-        columns.append(torch.cat([loss[:, None], differences], dim=1).logsumexp(dim=1))
-    return torch.stack(columns, dim=1)
+    others = (positives, *negatives.unbind(dim=1))
+    scores = torch.stack([nested_pair_cosines(anchors, other, dims) for other in others], dim=2) / temperature
+    differences = scores[..., 1:] - scores[..., :1]
+    if left_out is not None:
+        differences = differences.masked_fill(left_out, -torch.inf)
+    return torch.cat([losses.T[..., None], differences], dim=2).logsumexp(dim=2).T
 
 
 def false_negatives(anchor_ids: torch.Tensor, candidate_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

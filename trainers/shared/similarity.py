@@ -7,15 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...encode.numerics import no_autocast, precise
-
-
-SMALLEST_NORM = 1e-12
+from ...encode.numerics import no_autocast, precise, segments
 
 
 def nested_cosines(vectors: torch.Tensor, candidates: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """
-    Cosines of prefixes. Dot products of longer prefixes continue those of shorter ones.
+    Cosines of prefixes. Dot products of longer prefixes continue those of shorter ones. The cosines of a zero vector
+    are 0, without gradient.
 
     Args:
         vectors (`torch.Tensor` of shape `(batch, width)`): Vectors; need not be normalised. Carries gradient.
@@ -25,21 +23,16 @@ def nested_cosines(vectors: torch.Tensor, candidates: torch.Tensor, dims: Sequen
     Returns:
         `torch.Tensor` of shape `(len(dims), batch, num_candidates)`, in float32 or wider.
     """
-    vectors, candidates = precise(vectors), precise(candidates)
-    products = vectors.new_zeros(len(vectors), len(candidates))
-    squares, other_squares = vectors.new_zeros(len(vectors)), candidates.new_zeros(len(candidates))
-    cosines, start = [], 0
+    sides = [[precise(side[:, part]) for part in segments(tuple(dims))] for side in (vectors, candidates)]
     with no_autocast(vectors):
-        for dim in dims:
-            own, others = vectors[:, start:dim], candidates[:, start:dim]
-            products = products + own @ others.T
-            squares = squares + own.square().sum(dim=1)
-            other_squares = other_squares + others.square().sum(dim=1)
-            norms = squares.clamp(min=SMALLEST_NORM**2).sqrt()[:, None]
-            other_norms = other_squares.clamp(min=SMALLEST_NORM**2).sqrt()
-            cosines.append(products / norms / other_norms)
-            start = dim
-    return torch.stack(cosines)
+        products = torch.stack([own @ other.T for own, other in zip(*sides, strict=True)]).cumsum(dim=0)
+    squares, others = (torch.stack([part.square().sum(dim=1) for part in side]).cumsum(dim=0) for side in sides)
+    return products * _inverse_roots(squares)[:, :, None] * _inverse_roots(others)[:, None, :]
+
+
+def _inverse_roots(squares: torch.Tensor) -> torch.Tensor:
+    """`1 / sqrt(x)`, and for 0 a 0 without gradient; the inner `where` avoids the infinite one."""
+    return torch.where(squares > 0, torch.where(squares > 0, squares, 1.0).rsqrt(), 0.0)
 
 
 def nested_similarity_distillation(

@@ -14,7 +14,7 @@ from ...encode.numerics import cosine_matrix, no_autocast, precise
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling, truncate
 from ..core import papers
-from ..core.objective import NestedBatch, Objective, Terms
+from ..core.objective import NestedBatch, Objective, Terms, require_positive
 from .info_nce import false_negatives, nested_info_nce
 
 
@@ -24,11 +24,8 @@ class TaughtTexts:
     The teacher's embeddings of a batch, with all text columns concatenated.
 
     Args:
-        rows ([`RankRows`]): How the texts are distributed over ranks.
-        teacher (`torch.Tensor` of shape `(texts, teacher_dim)`): The teacher's embeddings on this rank, without
-            gradient.
-        all_teachers (`torch.Tensor` of shape `(texts of all ranks, teacher_dim)`): The teacher's embeddings on all
-            ranks.
+        teacher (`torch.Tensor` of shape `(texts, teacher_dim)`): Those of this rank, without gradient.
+        all_teachers (`torch.Tensor` of shape `(texts of all ranks, teacher_dim)`): Those of all ranks.
         targets (`torch.LongTensor` of shape `(texts,)`): Row of each text in `all_teachers`.
         own_ids (`torch.LongTensor` of shape `(texts, 1)`, *optional*): Text ids on this rank.
         all_ids (`torch.LongTensor` of shape `(texts of all ranks, 1)`, *optional*): Text ids on all ranks.
@@ -79,13 +76,13 @@ class RepresentationDistillation(Objective):
         return nn.ModuleDict(maps)
 
     def forward(self, batch: NestedBatch) -> Terms:
-        taught, losses = self.taught(batch), {}
+        taught, terms = self.taught(batch), {}
         for layer in self.grid.layers:
             students = torch.cat([text.pooled(layer, self.pooling) for text in batch.texts.values()])
             for dim in self.grid.dims_of(layer):
                 g = Granularity(layer, dim)
-                losses[g] = taught.rows.mean(self.losses(truncate(students, dim), g, taught))
-        return {self.term(g): losses[g] for g in self.grid}
+                terms[self.term(g)] = taught.rows.mean(self.losses(truncate(students, dim), g, taught))
+        return terms
 
     def losses(self, students: torch.Tensor, granularity: Granularity, taught: TaughtTexts) -> torch.Tensor:
         """The loss of each text of this rank, `(texts,)`, from prefixes `(texts, dim)`."""
@@ -146,8 +143,7 @@ class TeacherContrast(RepresentationDistillation):
 
     def __init__(self, grid: Grid, *, temperature: float = 0.1, mask_duplicates: bool = True, **kwargs: Any):
         super().__init__(grid, **kwargs)
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be above 0.")
+        require_positive(temperature=temperature)
         self.temperature, self.mask_duplicates = temperature, mask_duplicates
         self.maps = self.maps_to(self.teacher_dim)
 
@@ -201,9 +197,6 @@ class CRD(RepresentationDistillation):
         temperature (`float`, *optional*, defaults to 0.07): tau; cosines are divided by it.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
         kwargs: Arguments of [`RepresentationDistillation`].
-
-    Raises:
-        ValueError: as [`RepresentationDistillation`].
     """
 
     name = "crd"

@@ -1,4 +1,4 @@
-"""Base class of SIA and SCR: objectives on hidden states of tokens at all dims and their prefixes."""
+"""Base classes of SIA, SCR and SIR: objectives at layers of their own, and on hidden states of tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from ...encode.states import NestedStates
 from ..core.objective import NestedBatch, Objective
 
 
-class TokenGridObjective(Objective):
+class OwnLayersObjective(Objective):
+    """Base class of objectives at layers of their own, with the dims of the deepest layer of the trained grid."""
+
+    @classmethod
+    def for_grid(cls, grid: Grid, *, layers: Iterable[int] | None = None, **arguments: Any) -> Self:
+        """Build the objective for a trained grid at these layers, or at `default_layers`."""
+        depth, dims = grid.full.layer, grid.dims_of(grid.full.layer)
+        return cls(Grid.product(layers or cls.default_layers(depth, len(dims)), dims), **arguments)
+
+    @classmethod
+    def default_layers(cls, depth: int, num_dims: int) -> list[int]:
+        """Two layers, at two thirds and five sixths of the depth (MIC, appendix D: 8 and 10 of 12)."""
+        return sorted({-(-2 * depth // 3), -(-5 * depth // 6)})
+
+
+class TokenGridObjective(OwnLayersObjective):
     """
-    Base class of objectives at layers x dims whose largest dim is the backbone's hidden size.
-
-    Args:
-        grid ([`Grid`]): Layers x dims.
-
-    Attributes:
-        dims (`list[int]`): Dims below the hidden size.
-        width (`int`): The hidden size.
-
-    Raises:
-        ValueError: if the grid is not a product of layers and dims, or has only one dim.
+    Base class of objectives at layers x dims, of which the largest, `width`, is the backbone's hidden size; `dims` are
+    the others. ValueError if the grid is not a product of layers and dims, or has only one dim.
     """
 
     def __init__(self, grid: Grid):
@@ -30,24 +36,6 @@ class TokenGridObjective(Objective):
         *self.dims, self.width = grid.dims
         if not self.dims or len(grid) != len(grid.layers) * len(grid.dims):
             raise ValueError(f"{type(self).__name__} needs a grid of layers x two dims or more; the grid is {grid}.")
-
-    @classmethod
-    def for_grid(cls, grid: Grid, *, layers: Iterable[int] | None = None, **arguments: Any) -> Self:
-        """
-        Build the objective at some layers, with the dims of the deepest layer of the trained grid.
-
-        Args:
-            grid ([`Grid`]): The trained granularities.
-            layers (`list[int]`, *optional*): Layers of this objective. Default: `default_layers`.
-            arguments: Arguments of the constructor.
-        """
-        depth, dims = grid.full.layer, grid.dims_of(grid.full.layer)
-        return cls(Grid.product(layers or cls.default_layers(depth, len(dims)), dims), **arguments)
-
-    @classmethod
-    def default_layers(cls, depth: int, num_dims: int) -> list[int]:
-        """The default layers of the objective."""
-        raise NotImplementedError(f"{cls.__name__} must define default_layers.")
 
     def validate(self, config: EncoderConfig) -> None:
         super().validate(config)

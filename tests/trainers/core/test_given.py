@@ -8,12 +8,12 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, PeftModel
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, Trainer, TrainerCallback
+from transformers import AutoModel, AutoTokenizer, BertModel, Trainer, TrainerCallback
 
 from m3bert.modeling import EmbeddingSettings
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, Teacher
 from tests.conftest import quiet, write_modules
-from tests.trainers.tiny_run import quiet_model, weights
+from tests.trainers.tiny_run import bert_config, quiet_model, weights
 
 
 @pytest.fixture
@@ -155,8 +155,7 @@ class Saving(TrainerCallback):
 @pytest.mark.parametrize("kind", ["m3bert", "bert", "adapter"])
 def test_callbacks_get_a_model_that_saves_what_loads_and_no_token(folder, pairs, tmp_path, kind):
     if kind == "bert":
-        small = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 37}
-        BertModel(BertConfig(vocab_size=99, **small)).save_pretrained(folder)
+        BertModel(bert_config()).save_pretrained(folder)
     callback = Saving(str(tmp_path / "reported"))
     changes = {"hub_token": "hf_secret", "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
     changes |= CHANGED if kind == "m3bert" else {}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from dataclasses import dataclass, field
 
 import pytest
 from transformers import TrainingArguments
 
 from m3bert import trainers
-from m3bert.encode.help_texts import described
+from m3bert.encode.help_texts import ARGUMENT, described, own
 
 
 CONFIGS = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
@@ -19,47 +18,16 @@ CONFIGS.append(trainers.NestedTrainingArguments)
 THEIRS = {field.name for field in dataclasses.fields(TrainingArguments)}
 
 
-def described_in(cls: type) -> dict[str, str]:
-    """Name -> description of the arguments in a docstring, without its markup, read line by line."""
-    found: dict[str, list[str]] = {}
-    name = None
-    for line in inspect.getdoc(cls).splitlines():
-        indent = len(line) - len(line.lstrip())
-        if indent == 4 and (start := re.match(r" {4}(\w+) \(.*?`\)?.*?\): (.*)", line)):
-            name, text = start.groups()
-            found[name] = [text]
-        elif name is not None and indent > 4:
-            found[name].append(line.strip())
-        else:
-            name = None
-    plain = {}
-    for name, lines in found.items():
-        text = re.sub(r"\[([^\]`]+)\]\([^\s)]+\)", r"\1", " ".join(lines))
-        plain[name] = re.sub(r"\[`~?(.+?)`\]", r"\1", text).replace("`", "")
-    return plain
-
-
-@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
-def test_the_help_of_every_field_is_the_text_of_its_docstring(cls):
-    own = [field for field in dataclasses.fields(cls) if field.name in cls.__annotations__]
-    texts = described_in(cls)
-    assert set(texts) <= {field.name for field in own}, "described and not a field"
-    for one in own:
-        expected = texts.get(one.name)
-        if expected is None:  # a default of a base class that is changed
-            expected = next(f.metadata["help"] for f in dataclasses.fields(cls.__mro__[1]) if f.name == one.name)
-            assert one.metadata["help"] == expected
-        else:
-            assert one.metadata["help"].replace("%%", "%") == expected
-
-
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
 def test_every_field_has_help_on_one_line_that_argparse_takes(cls):
+    """Of whole sentences: a line of the docstring with another indent would be cut off."""
     for one in dataclasses.fields(cls):
         if one.name not in THEIRS:
             text = one.metadata["help"]
-            assert text and "\n" not in text and "`" not in text
+            assert text.endswith(".") and "\n" not in text and "`" not in text
             assert text % {} == text.replace("%%", "%"), "argparse formats it"
+    names = {match["name"] for match in ARGUMENT.finditer(inspect.getdoc(cls))}
+    assert names <= {field.name for field in own(cls)}, "described and not a field"
 
 
 def test_a_field_without_a_description_is_a_type_error():

@@ -28,12 +28,6 @@ def test_a_term_is_logged_under_a_name_that_says_what_it_is(term, name):
         term.name = "other"
 
 
-def test_an_objective_names_its_terms():
-    objective = Contrastive(GRID)
-    assert objective.term(Granularity(2, 8), "x") == Term("contrastive", Granularity(2, 8), "x")
-    assert objective.term() == Term("contrastive")
-
-
 def test_the_loss_is_the_weighted_sum_of_the_terms():
     objective = WithProjector(GRID)
     weights, values = (1.0, 0.5, 0.0), (2.0, 4.0, 8.0)
@@ -43,17 +37,7 @@ def test_the_loss_is_the_weighted_sum_of_the_terms():
 
 
 def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
-    embedding = {
-        "temperature",
-        "pooling",
-        "symmetric",
-        "mask_duplicates",
-        "learn_temperature",
-        "ring",
-        "gather_negatives",
-        "own_negatives",
-    }
-    assert set(Contrastive.argument_names()) == embedding | {"reduction"}
+    assert {"temperature", "pooling", "own_negatives", "reduction"} < set(Contrastive.argument_names())
     assert {"layers", "temperature", "token_shares"} < set(SIA.argument_names())
     assert {"chain", "temperature", "detach_target"} < set(PIC.argument_names())
     assert set(CRD.argument_names()) == {"critic_dim", "temperature", "mask_duplicates", "teacher_dim", "pooling"}

@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 from m3bert.modeling import M3BertForMaskedLM
-from tests.trainers.tiny_run import GRID, assert_same_weights, masked_dataset, mlm_trainer, quiet_model, run_two
+from tests.trainers.tiny_run import (
+    GRID,
+    PLAIN_STEP,
+    assert_same_weights,
+    masked_dataset,
+    mlm_trainer,
+    quiet_model,
+    run_two,
+)
 
 
 @functools.cache
@@ -40,12 +48,9 @@ def test_accumulation_equals_the_big_batch(tiny_tokenizer, tmp_path, batch, accu
     trainer = mlm_trainer(
         tiny_tokenizer,
         tmp_path,
-        max_steps=1,
-        optim="sgd",
-        learning_rate=0.1,
-        max_grad_norm=0.0,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
+        **PLAIN_STEP,
     )
     trainer.train()
     expected = naive_step(learning_rate=0.1)
@@ -55,12 +60,12 @@ def test_accumulation_equals_the_big_batch(tiny_tokenizer, tmp_path, batch, accu
 
 
 RUN_TWO = """
-from tests.trainers.tiny_run import mlm_trainer
+from tests.trainers.tiny_run import PLAIN_STEP, mlm_trainer
 from tests.conftest import tiny_tokenizer
 tokenizer = tiny_tokenizer.__wrapped__()
 trainer = mlm_trainer(
-    tokenizer, Path(sys.argv[1]), max_steps=1, optim="sgd", learning_rate=0.1, max_grad_norm=0.0,
-    per_device_train_batch_size=4, gradient_accumulation_steps=2, ddp_backend="gloo",
+    tokenizer, Path(sys.argv[1]), per_device_train_batch_size=4, gradient_accumulation_steps=2, ddp_backend="gloo",
+    **PLAIN_STEP,
 )
 assert trainer.accelerator.num_processes == 2
 trainer.train()

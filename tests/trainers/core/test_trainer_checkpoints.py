@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertModel, EarlyStoppingCallback, PreTrainedModel
+from transformers import BertForMaskedLM, BertModel, EarlyStoppingCallback, PreTrainedModel
 
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers.core.checkpoints import complete_checkpoints, last_checkpoint, load_weights
@@ -16,6 +16,7 @@ from tests.trainers.tiny_run import (
     GRID,
     WithProjector,
     assert_same_weights,
+    bert_config,
     mlm_trainer,
     quiet_model,
     run_two,
@@ -165,12 +166,11 @@ def test_an_adapter_trains_alone_and_is_saved_as_one(tiny_tokenizer, tmp_path):
     assert_same_weights(resumed.backbone, trainer.backbone)
 
 
-SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
     "m3bert": lambda: quiet_model(),
     "tied m3bert": lambda: quiet_model(tie_word_embeddings=True),
-    "tied bert": lambda: BertForMaskedLM(BertConfig(vocab_size=99, **SIZES)),
-    "bert without a head": lambda: BertModel(BertConfig(vocab_size=99, **SIZES)),
+    "tied bert": lambda: BertForMaskedLM(bert_config(num_hidden_layers=2)),
+    "bert without a head": lambda: BertModel(bert_config(num_hidden_layers=2)),
 }
 
 

@@ -79,11 +79,3 @@ def test_a_teacher_is_asked_for_texts_without_prompts(tiny_tokenizer):
 def test_a_row_without_text_is_refused(tiny_tokenizer, row, message):
     with pytest.raises(ValueError, match=message):
         TextColumnsCollator(tiny_tokenizer, ["title+text"], max_length=8)([row])
-
-
-def test_columns_are_padded_apart(tiny_tokenizer):
-    collator = TextColumnsCollator(tiny_tokenizer, ["query", "answer"], max_length=6)
-    rows = [{"query": "open the file", "answer": "read", "id": 1}, {"query": "open", "answer": "a " * 50, "id": 2}]
-    batch = collator(rows)
-    assert batch["query"]["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
-    assert batch["answer"]["input_ids"].shape == (2, 6)

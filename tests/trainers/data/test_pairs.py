@@ -42,12 +42,6 @@ def test_identical_pairs_and_frequent_queries_are_cut(shards):
     assert report == {"rows": 9, "duplicates": 3, "over": 2}
 
 
-def test_without_a_cap_only_identical_pairs_go():
-    cleaned, report = clean_pairs(Dataset.from_list(rows()), ["query"], ["title", "text"])
-    assert len(cleaned) == 6
-    assert not report["over"]
-
-
 def some_pairs(count: int) -> list[dict[str, str]]:
     """Pairs of which many occur twice, with some queries that occur often."""
     draw = random.Random(5)

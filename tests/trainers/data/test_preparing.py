@@ -226,3 +226,18 @@ def test_masks_depend_on_the_key_and_the_batch_only(packed, tiny_tokenizer):
         torch.manual_seed(7)
         drawn = collator(first)["labels"]
         assert not torch.equal(collator(first)["labels"], drawn)
+
+
+def test_smoothing_raises_small_languages():
+    # 0.9^0.7 / (0.9^0.7 + 0.1^0.7)
+    assert smoothed_probabilities([90, 10]) == pytest.approx([0.82318, 0.17682], abs=1e-5)
+    assert smoothed_probabilities([3, 1], exponent=1.0) == pytest.approx([0.75, 0.25])
+    assert sum(smoothed_probabilities([5, 7, 11, 1])) == pytest.approx(1)
+
+
+def test_languages_are_drawn_with_smoothed_probabilities():
+    large, small = Dataset.from_dict({"x": [0] * 900}), Dataset.from_dict({"x": [1] * 100})
+    mixed = mix_languages([large, small], seed=1)
+    assert len(mixed) > 1000
+    assert sum(mixed["x"]) / len(mixed) == pytest.approx(0.177, abs=0.03)
+    assert mix_languages([large]) is large

@@ -43,7 +43,7 @@ def test_docstrings_are_split_at_their_summary(docstring, expected):
     assert (pair and (pair.summary, pair.is_clean)) == expected
 
 
-@pytest.mark.parametrize(("name", "public"), [("a.b", True), ("a._b", False), ("_a.b", False), ("a.__b__", True)])
-def test_private_names_are_not_measured_by(name, public):
-    (pair,) = docstring_pairs("module", name, "Join two paths.\n\n" + "word " * 40)
-    assert pair.is_clean == public
+def test_private_names_are_not_measured_by():
+    for name, public in {"a.b": True, "a._b": False, "_a.b": False, "a.__b__": True}.items():
+        (pair,) = docstring_pairs("module", name, "Join two paths.\n\n" + "word " * 40)
+        assert pair.is_clean == public

@@ -75,22 +75,16 @@ def test_another_teacher_or_corpus_has_another_cache(encoder_folder, sentences, 
     assert Teacher(str(encoder_folder)).embed(sentences, cache).of(sentences).equal(before.of(sentences))
 
 
-def test_poolings_are_those_of_the_token_states(encoder_folder, sentences, tmp_path, tiny_tokenizer):
+def test_poolings_are_those_of_the_token_states_or_the_encoders_own(
+    encoder_folder, sentences, tmp_path, tiny_tokenizer
+):
     model = BertModel.from_pretrained(encoder_folder).eval()
     batch = tiny_tokenizer(sentences[:6], padding=True, return_tensors="pt")
     with torch.no_grad():
-        states = model(**batch).last_hidden_state
-    found = Teacher(str(encoder_folder), pooling="cls").embed(sentences[:6], tmp_path)
-    torch.testing.assert_close(found.of(sentences[:6]), states[:, 0], atol=1e-5, rtol=1e-5)
-
-
-def test_the_pooler_is_the_encoders_own(encoder_folder, sentences, tmp_path, tiny_tokenizer):
-    model = BertModel.from_pretrained(encoder_folder).eval()
-    batch = tiny_tokenizer(sentences[:6], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        expected = model(**batch).pooler_output
-    found = Teacher(str(encoder_folder), pooling="pooler").embed(sentences[:6], tmp_path)
-    torch.testing.assert_close(found.of(sentences[:6]), expected, atol=1e-5, rtol=1e-5)
+        outputs = model(**batch)
+    for pooling, expected in (("cls", outputs.last_hidden_state[:, 0]), ("pooler", outputs.pooler_output)):
+        found = Teacher(str(encoder_folder), pooling=pooling).embed(sentences[:6], tmp_path / "cache")
+        torch.testing.assert_close(found.of(sentences[:6]), expected, atol=1e-5, rtol=1e-5)
     BertModel(model.config, add_pooling_layer=False).save_pretrained(tmp_path / "without")
     tiny_tokenizer.save_pretrained(tmp_path / "without")
     with pytest.raises(ValueError, match="without has no pooler: choose another pooling, such as cls"):

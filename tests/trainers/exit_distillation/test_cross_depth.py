@@ -9,8 +9,6 @@ from m3bert.trainers import Composition, Contrastive, Grid, NestedModel
 from m3bert.trainers.exit_distillation.cross_depth import CrossDepth
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.pooled_texts import (
-    EQUAL_TEXTS,
-    NO_NEGATIVES,
     TAU,
     assert_same as assert_same_as,
     batch_of,
@@ -34,13 +32,6 @@ def test_terms_and_gradients_equal_a_loop(leaves, grid, document_layer, reductio
         torch.testing.assert_close(actual[f"cross_depth_{g}"], value)
     total = sum(terms.values())
     assert_same_as(objective, leaves, total / len(grid) if reduction == "mean" else total)
-
-
-def test_equal_texts_are_no_negatives(leaves):
-    batch, columns = batch_of(leaves, EQUAL_TEXTS), [leaves[1][0], *leaves[3][1:]]
-    for mask, excluded in ((True, NO_NEGATIVES), (False, ())):
-        objective = CrossDepth(Grid.parse("1x4"), document_layer=3, temperature=TAU, mask_duplicates=mask)
-        torch.testing.assert_close(named(objective(batch))["cross_depth_1x4"], info_nce(columns, 4, excluded))
 
 
 def test_both_directions(leaves):

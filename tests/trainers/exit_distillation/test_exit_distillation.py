@@ -16,7 +16,7 @@ from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, Gra
 from tests.conftest import assert_close, quiet, tiny_config, write_modules
 from tests.elastic_repositories import save_elastic
 from tests.exits.test_fit import pooled, random_texts
-from tests.trainers.tiny_run import assert_same_weights, run_two
+from tests.trainers.tiny_run import PLAIN_STEP, assert_same_weights, run_two
 
 
 pytest.importorskip("sentence_transformers")
@@ -127,8 +127,7 @@ def test_batches_can_have_texts_of_a_similar_length(fitted, tiny_tokenizer, tmp_
     assert padded < unordered / 2
 
 
-STEP = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "table_learning_rate": 0.5, "max_grad_norm": 0.0}
-STEP |= {"candidates": 0, "train_sampling_strategy": "sequential"}  # nothing is drawn
+STEP = PLAIN_STEP | {"table_learning_rate": 0.5, "candidates": 0}  # nothing is drawn
 RUN_TWO = f"""
 from tests.conftest import tiny_tokenizer
 from tests.trainers.exit_distillation.test_exit_distillation import distiller

@@ -9,6 +9,7 @@ from torch import nn
 from m3bert.encode.states import PooledStates
 from m3bert.trainers import HSIC, Grid, NestedBatch, NestedModel
 from tests.conftest import assert_close
+from tests.trainers.ibkd.test_losses import naive_gram, naive_hsic as naive_trace
 from tests.trainers.taught_texts import (
     COLUMNS,
     GRID,
@@ -27,13 +28,7 @@ def naive_hsic(objective, batch, layer, dim):
             x = x.detach()
         if objective.normalize:
             x, s = nn.functional.normalize(x, dim=1), nn.functional.normalize(s, dim=1)
-        n = len(x)
-        h = torch.eye(n, dtype=x.dtype) - 1 / n
-        grams = [
-            torch.stack([torch.stack([torch.exp(-objective.gamma * (a - b).square().sum()) for b in v]) for a in v])
-            for v in (x, s)
-        ]
-        values.append(torch.trace(grams[0] @ h @ grams[1] @ h) / n**2)
+        values.append(naive_trace(*(naive_gram(side, "rbf", objective.gamma) for side in (x, s))))
     return torch.stack(values).mean()
 
 

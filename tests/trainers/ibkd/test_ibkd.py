@@ -9,10 +9,9 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, BertModel, PreTrainedTokenizerFast
 
 from m3bert.evaluation import GridEncoder
-from m3bert.modeling import M3BertModel
 from m3bert.modeling.settings_m3bert import MODULES_FILE, PROJECTION_FOLDER
 from m3bert.trainers import (
     HSIC,
@@ -27,7 +26,7 @@ from m3bert.trainers import (
     TeacherContrast,
 )
 from tests.conftest import assert_close, quiet, tiny_config
-from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
+from tests.trainers.tiny_run import assert_same_weights, bert_config, pair_config, quiet_model
 
 
 pytest.importorskip("sentence_transformers")
@@ -119,9 +118,8 @@ def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, enc
 
 
 def finetuner(model, tokenizer, sentences, folder, **changes) -> IBKDFinetuningTrainer:
-    values = {"per_device_train_batch_size": 8, "max_steps": 3, "learning_rate": 1e-3}
-    values |= {"logging_steps": 1, "lr_scheduler_type": "constant"}
-    args = IBKDFinetuningConfig(**quiet(folder, **{**values, **changes}))
+    values = {"max_steps": 3, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
+    args = pair_config(IBKDFinetuningConfig, folder, **{**values, **changes})
     third = len(sentences) // 3
     rows = {
         "anchor": sentences[:third],
@@ -208,7 +206,7 @@ def test_prefixes_of_a_projection(tiny_tokenizer, sentences, tmp_path):
         ({"method": "pkd"}, "method='pkd' is unknown; legal values: ibkd, ckd, mse, crd, hpd"),
         ({"method": "hpd"}, "method='hpd' needs projection_dim"),
         ({"teacher_name_or_path": None}, "needs a teacher: set teacher_name_or_path"),
-        ({"hsic": {"sigma": 1.0}}, "hsic names unknown arguments: sigma; legal values: kernel, gamma, "),
+        ({"hsic": {"sigma": 1.0}}, "hsic has unknown keys: sigma; legal values: kernel, gamma, "),
         ({"method": "hpd", "projection_dim": 24}, "HPD trains one granularity of 20 dims"),
     ],
 )
@@ -228,53 +226,11 @@ def test_the_texts_of_a_stream_are_embedded_before_training(tiny_tokenizer, enco
     assert trainer.state.global_step == 1
 
 
-def other_architecture(tokenizer) -> BertModel:
-    torch.manual_seed(2)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
-        max_position_embeddings=48, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return BertModel(config)
-
-
 def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences, tmp_path):
-    model = other_architecture(tiny_tokenizer)
+    model = BertModel(bert_config(hidden_size=16, num_hidden_layers=2))
     trainer = distiller(model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=2)
     trainer.train()
     trainer.save_model()
     again = AutoModel.from_pretrained(tmp_path / "student")
     assert again.config.model_type == "bert"
     assert_same_weights(again, trainer.backbone)
-
-
-def big_step(folder, batch_size, **changes) -> IBKDTrainer:
-    """One step of plain gradient descent."""
-    tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
-    texts = (folder / "texts.txt").read_text().splitlines()
-    return distiller(
-        quiet_model().model, tokenizer, texts, folder, folder / "encoder", per_device_train_batch_size=batch_size,
-        max_steps=1, optim="sgd", learning_rate=0.1, max_grad_norm=0.0, train_sampling_strategy="sequential",
-        grid="4,6x8,32", hsic={"gamma": 0.1}, **changes,
-    )  # fmt: skip
-
-
-STEP_OF_TWO = """
-from tests.trainers.ibkd.test_ibkd import big_step
-folder = Path(sys.argv[1])
-for mini_batch_size in (None, 3):
-    trainer = big_step(folder, 8, mini_batch_size=mini_batch_size, ddp_backend="gloo")
-    assert trainer.accelerator.num_processes == 2
-    trainer.train()
-    trainer.save_model(str(folder / f"{mini_batch_size}"))
-"""
-
-
-def test_a_step_of_two_processes_is_that_of_the_big_batch(encoder_folder, sentences, tmp_path):
-    shutil.copytree(encoder_folder, tmp_path / "encoder")
-    (tmp_path / "texts.txt").write_text("\n".join(sentences[:16]))
-    run_two(tmp_path, STEP_OF_TWO)
-    trainer = big_step(tmp_path, 16)
-    trainer.train()
-    assert not quiet_model().model.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
-    for folder in ("None", "3"):
-        assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from m3bert.trainers.m3bert_mlm.losses import nested_cross_entropy_and_divergence
 
@@ -29,25 +30,15 @@ def inputs(dtype: torch.dtype = torch.float64, bias: bool = True, tokens: int = 
     }
 
 
-def naive(states, weight, bias, targets, pairs, reverse=True, temperature=1.0):
+def naive(states, weight, bias, targets, pairs, reverse=True, temperature=1.0, dims=DIMS):
     """Cross-entropies and divergences from whole logits; the teacher's are detached."""
     logits = {
-        (layer, index): torch.nn.functional.linear(states[layer, :, :dim], weight[:, :dim], bias)
-        for layer in range(LAYERS)
-        for index, dim in enumerate(DIMS)
+        (layer, index): functional.linear(states[layer, :, :dim], weight[:, :dim], bias)
+        for layer in range(len(states))
+        for index, dim in enumerate(dims)
     }
-    losses = torch.stack(
-        [
-            torch.stack(
-                [
-                    torch.nn.functional.cross_entropy(logits[layer, index], targets, reduction="none")
-                    for index in range(len(DIMS))
-                ],
-                dim=1,
-            )
-            for layer in range(LAYERS)
-        ]
-    )
+    losses = [functional.cross_entropy(scores, targets, reduction="none") for scores in logits.values()]
+    losses = torch.stack(losses).unflatten(0, (len(states), len(dims))).transpose(1, 2).contiguous()
     values = []
     for student, teacher in pairs:
         log_s = (logits[student] / temperature).log_softmax(dim=1)

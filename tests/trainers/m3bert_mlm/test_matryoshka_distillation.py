@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
-from torch.nn import functional
 
 from m3bert.trainers import (
     MatryoshkaDistillation,
@@ -15,8 +14,10 @@ from m3bert.trainers import (
     NestedModel,
 )
 from tests.conftest import assert_close, quiet
+from tests.trainers.m3bert_mlm.test_divergence import naive as naive_head
 from tests.trainers.tiny_run import (
     GRID,
+    PLAIN_STEP,
     assert_same_weights,
     masked_dataset,
     mlm_trainer,
@@ -38,20 +39,12 @@ def naive(model, pairs, weight, temperature, reverse):
     masked = inputs["labels"] != -100
     outputs = model.model(inputs["input_ids"], output_hidden_states=True)
     states = {2: model.model.norm(outputs.hidden_states[2])[masked], 6: outputs.last_hidden_state[masked]}
-    head = model.get_output_embeddings()
-    logits = {
-        (layer, dim): functional.linear(states[layer][:, :dim], head.weight[:, :dim], head.bias)
-        for layer in (2, 6)
-        for dim in (8, 32)
-    }
-    targets = inputs["labels"][masked]
-    total = sum(functional.cross_entropy(scores, targets) for scores in logits.values())
-    for student, teacher in pairs:
-        log_s = (logits[student] / temperature).log_softmax(dim=1)
-        log_t = (logits[teacher].detach() / temperature).log_softmax(dim=1)
-        p, q = (log_s, log_t) if reverse else (log_t, log_s)
-        total = total + weight * (p.exp() * (p - q)).sum(dim=1).mean()
-    return total
+    head, targets = model.get_output_embeddings(), inputs["labels"][masked]
+    places = [tuple(((2, 6).index(layer), (8, 32).index(dim)) for layer, dim in pair) for pair in pairs]
+    losses, divergences = naive_head(
+        torch.stack(list(states.values())), head.weight, head.bias, targets, places, reverse, temperature, (8, 32)
+    )
+    return losses.mean(dim=1).sum() + weight * divergences.mean(dim=1).sum()
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
@@ -158,9 +151,8 @@ def test_pairs_are_needed(tiny_tokenizer, sentences, tmp_path):
 def step(tokenizer, folder, batch_size, **changes):
     """One step of plain gradient descent on sixteen texts whose labels are made."""
     return mlm_trainer(
-        tokenizer, folder, objective=MatryoshkaDistillation(GRID, pairs="6x32>all"), optim="sgd", learning_rate=0.1,
-        max_steps=1, max_grad_norm=0.0, per_device_train_batch_size=batch_size,
-        train_sampling_strategy="sequential", **changes,
+        tokenizer, folder, objective=MatryoshkaDistillation(GRID, pairs="6x32>all"),
+        per_device_train_batch_size=batch_size, **PLAIN_STEP, **changes,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 
 import pytest
@@ -94,8 +95,6 @@ def test_defaults_are_the_papers(tmp_path, quiet_arguments):
 
 
 def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, tmp_path, quiet_arguments):
-    import copy
-
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask token"):

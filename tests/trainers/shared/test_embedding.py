@@ -19,26 +19,6 @@ OWN_TEXTS = EQUAL_TEXTS | {"negative": [30, 31, 32, 13, 24]}
 EQUAL_TO_POSITIVES = own_texts(EQUAL_TEXTS["anchor"], EQUAL_TEXTS["positive"])
 
 
-def test_the_order_of_dims_and_layers_does_not_matter(leaves):
-    for make in (Contrastive, Espresso, Matryoshka2d):
-        terms = []
-        for text in itertools.product(("1,3", "3,1"), ("2,4,8", "8,2,4", "4,8,2")):
-            torch.manual_seed(0)
-            terms.append(make(Grid.parse("x".join(text)))(batch_of(leaves)))
-        assert all(other == terms[0] for other in terms[1:])
-    grids = ("1x2,2x4,3x8", "3x8,1x2,2x4")
-    terms = [Starbucks(Grid.parse(grid))(batch_of(leaves)) for grid in grids]
-    assert terms[0] == terms[1]
-
-
-def test_a_mean_over_the_grid_is_the_sum_divided(leaves):
-    grid, totals = Grid.parse("1,3x2,8"), {}
-    for reduction in ("sum", "mean"):
-        objective = Contrastive(grid, reduction=reduction)
-        totals[reduction] = objective.total(objective(batch_of(leaves)))
-    torch.testing.assert_close(totals["sum"], 4 * totals["mean"])
-
-
 def test_equal_texts_are_no_negatives(leaves):
     batch, (anchors, positives, _) = batch_of(leaves, EQUAL_TEXTS), leaves[3]
     forwards = info_nce(leaves[3], 8, NO_NEGATIVES)

@@ -31,6 +31,7 @@ from m3bert.trainers import (
 )
 from m3bert.trainers.shared.embedding_trainer import has_dropout
 from tests.conftest import quiet, tiny_config
+from tests.trainers.tiny_run import bert_config
 
 
 RUNS = {
@@ -79,9 +80,8 @@ def test_an_objective_that_one_composed_is_trained(tiny_tokenizer, sentences, tm
 
 
 def test_dropout_is_looked_for_in_the_encoder_and_its_adapter():
-    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_attention_heads": 4}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_hidden_layers": 1}
-    config = transformers.BertConfig(**sizes, **no_dropout, classifier_dropout=0.1)
+    config = bert_config(**no_dropout, classifier_dropout=0.1)
     assert not has_dropout(transformers.BertForSequenceClassification(config)), "the head's is no view of a text"
     lora = peft.LoraConfig(target_modules=["query"], lora_dropout=0.1)
     assert has_dropout(peft.get_peft_model(transformers.BertModel(config), lora))
@@ -93,11 +93,7 @@ def test_two_views_of_a_text_need_dropout(tiny_tokenizer, sentences, tmp_path):
     without = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0))
     with pytest.raises(ValueError, match="M3BertModel has no dropout .* two views of a text would be the same"):
         run("unsupervised", without, tiny_tokenizer, sentences, tmp_path)
-    bert = transformers.BertModel(
-        transformers.BertConfig(
-            vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=6, num_attention_heads=4
-        )
-    )
+    bert = transformers.BertModel(bert_config())
     trainer = run("unsupervised", bert, tiny_tokenizer, sentences, tmp_path)
     views = trainer.data_collator([{"query": text} for text in sentences[:4]])
     assert list(views) == ["query", "query (view 2)"]

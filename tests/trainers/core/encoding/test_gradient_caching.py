@@ -12,7 +12,7 @@ from m3bert.encode.states import nested_states
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel
 from tests.conftest import padded_batch, tiny_config
-from tests.trainers.tiny_run import GRID, assert_same_weights, quiet_model
+from tests.trainers.tiny_run import GRID, PLAIN_STEP, assert_same_weights, quiet_model
 
 
 LENGTHS = (7, 3, 1, 5, 9, 2, 0)
@@ -179,9 +179,8 @@ def test_a_trained_step_is_the_same(tiny_tokenizer, sentences, tmp_path, quiet_a
     """The same under Trainer, with two accumulated batches and an evaluation, for several layers of a grid."""
     dataset = Dataset.from_dict({"query": sentences[:16], "answer": sentences[16:32]})
     model = quiet_model().model
-    changes = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
-    changes |= {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 2}
-    changes |= {"train_sampling_strategy": "sequential", "max_steps": 1, "mini_batch_size": mini_batch_size}
+    changes = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 2}
+    changes |= {"mini_batch_size": mini_batch_size, **PLAIN_STEP}
     args = ContrastiveConfig(**quiet_arguments(tmp_path, grid="2,6x8,32", **changes))
     trainer = ContrastiveTrainer(model, args, tiny_tokenizer, dataset, eval_dataset=dataset)
     trainer.train()

@@ -8,13 +8,13 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.testing import assert_close
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, NestedModel
 from tests.conftest import quiet, tiny_config
 from tests.trainers.core.parallel.test_ranks import OBJECTIVES, triplets
-from tests.trainers.tiny_run import quiet_model, run_two
+from tests.trainers.tiny_run import bert_config, quiet_model, run_two
 
 
 def train(folder: Path, tokenizer, *, sharded: bool, resume: int | None = None) -> ContrastiveTrainer:
@@ -78,9 +78,7 @@ def test_a_run_and_its_continuation_end_with_the_model_of_one_process(tiny_token
 
 def test_layers_are_wrapped_and_embeddings_are_not():
     """A step looks embeddings up outside of their module."""
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
-    bert = BertModel(BertConfig(vocab_size=20, **sizes))
     objective = OBJECTIVES["contrastive"]()
-    assert NestedModel(bert, objective)._no_split_modules == ["BertLayer"]
+    assert NestedModel(BertModel(bert_config()), objective)._no_split_modules == ["BertLayer"]
     adapted = get_peft_model(M3BertForMaskedLM(tiny_config()), LoraConfig(target_modules=["q_proj"]))
     assert NestedModel(adapted, objective)._no_split_modules == ["M3BertLayer"]

@@ -33,6 +33,7 @@ from m3bert.trainers import (
     NestedBatch,
     NestedStates,
     Objective,
+    ScoredPairs,
     Starbucks,
     TeacherContrast,
     TeacherMSE,
@@ -40,7 +41,7 @@ from m3bert.trainers import (
 )
 from m3bert.trainers.exit_distillation.cross_depth import CrossDepth
 from tests.conftest import quiet
-from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
+from tests.trainers.tiny_run import PLAIN_STEP, assert_same_weights, quiet_model, run_two
 
 
 ROWS = 16
@@ -77,6 +78,8 @@ OBJECTIVES = {
     "similarity": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, alignment=0.5),
     "teacher space": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, loss="contrastive"),
     "cross depth": lambda: CrossDepth(Grid.parse("1,3x4,8")),
+    "cosent": lambda: ScoredPairs(Grid.parse("2,3x4,8")),
+    "scores of a reranker": lambda: ScoredPairs(Grid.parse("2,3x4,8"), loss="kl"),
     "crd": lambda: CRD(Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
     "qama": lambda: qama("3x2,6", 6, quantized_gradient=True),
     "qama, end to end": lambda: qama(
@@ -122,7 +125,10 @@ def embedding_gradients(objective: Objective, rows: slice, device: str = "cpu") 
     width = getattr(objective, "teacher_dim", 6)
     drawn = {name: torch.randn(ROWS, width, dtype=torch.float64, generator=generator)[rows] for name in names}
     teacher = {name: embeddings.to(device) for name, embeddings in drawn.items()}
-    terms = objective.double().to(device).train()(NestedBatch(texts=texts, text_ids=ids, teacher=teacher))
+    scores = torch.randn(ROWS, 2, dtype=torch.float64, generator=generator)[rows].to(device)
+    labels = scores if getattr(objective, "loss", "") == "kl" else scores[:, 0]
+    batch = NestedBatch(texts=texts, text_ids=ids, teacher=teacher, labels=labels)
+    terms = objective.double().to(device).train()(batch)
     loss = objective.total(terms)
     loss.backward()
     found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
@@ -247,10 +253,8 @@ def triplets() -> Dataset:
 
 
 def contrastive_trainer(tokenizer, folder, batch_size, mini_batch_size, **changes) -> ContrastiveTrainer:
-    changes |= {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
-    changes |= {"per_device_train_batch_size": batch_size, "mini_batch_size": mini_batch_size, "max_steps": 1}
-    changes |= {"train_sampling_strategy": "sequential", "grid": "2,6x8,32"}
-    args = ContrastiveConfig(**quiet(folder, **changes))
+    changes |= {"per_device_train_batch_size": batch_size, "mini_batch_size": mini_batch_size}
+    args = ContrastiveConfig(**quiet(folder, grid="2,6x8,32", **PLAIN_STEP, **changes))
     return ContrastiveTrainer(quiet_model().model, args, tokenizer, triplets())
 
 
