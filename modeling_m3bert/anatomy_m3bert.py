@@ -297,7 +297,7 @@ def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForwa
 
 
 def _norms_of(layer: nn.Module, inside: Calls, state: torch.Tensor) -> list[str]:
-    """Names of the modules that read this state and do not see its scale."""
+    """Names of the modules that read this hidden state, whatever its scale."""
     readers = [name for name, (args, _, _) in inside.items() if args and _equal(args[0], state)]
     modules = {name: layer.get_submodule(name) for name in readers}
     return [

@@ -7,9 +7,9 @@ of the last skipped layer reads in the source (without a closing norm: what that
 regression from [1, g] to `z - y` over tokens. Rows are divided by the standard deviation of z over its dims, so that
 the squared error is that after the norm.
 
-Hidden units are picked among those of the layer and of all skipped layers, which read the same state here. First come
-the layer's own, and as many others that reduce its error most ([`shortlist`]). Then units are removed in rounds, until
-as many are left as the layer has ([`eliminate`]).
+Hidden units are picked among those of the layer and of all skipped layers, which read the same hidden state here.
+First come the layer's own, and as many others that reduce its error most ([`shortlist`]). Then units are removed in
+rounds, until as many are left as the layer has ([`eliminate`]).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def eliminate(gram: torch.Tensor, cross: torch.Tensor, count: int) -> torch.Tens
 
 
 class Units:
-    """The hidden units of some layers' feed-forward networks, which all read the same state."""
+    """The hidden units of some layers' feed-forward networks, which all read the same hidden state."""
 
     def __init__(self, inner: Inner, layers: Sequence[nn.Module], count: int) -> None:
         self.inner = inner

@@ -124,7 +124,13 @@ def study_of_paths(tmp_path, monkeypatch):
     write_rows(data / "cranfield" / "queries.jsonl.gz", [{"id": "q", "text": "how do planes fly?"}])
     with gzip.open(data / "cranfield" / "qrels.tsv.gz", "wt") as file:
         file.write("query-id\tcorpus-id\tscore\n" + "".join(f"q\t{n}\t1\n" for n in (0, 4, 8)))
-    changed = {"TESTS": ["cranfield"], "RESULTS": tmp_path / "results", "FOLDER": tmp_path, "DEPTHS": {"tiny": [2]}}
+    changed = {
+        "TESTS": {"tiny": ["cranfield"]},
+        "SYMMETRIC": {"tiny": []},
+        "RESULTS": tmp_path / "results",
+        "FOLDER": tmp_path,
+        "DEPTHS": {"tiny": [2]},
+    }
     for name, value in changed.items():
         monkeypatch.setattr(paths, name, value)
     return data
@@ -137,14 +143,15 @@ def test_every_list_of_layers_is_scored(minilm, study_of_paths, tmp_path, monkey
     monkeypatch.setattr(paths, "texts_of", lambda *_: {"texts": texts})
     paths.score_candidates("tiny", minilm, study_of_paths)
     found = json.loads((tmp_path / "results" / "candidates_tiny.json").read_text())["scores"]
-    assert {*found} == {"1,6 fold", "1,6 swap", "3,6 fold", "3,6 swap"}
-    assert {*found["3,6 swap"]["0"]} == {"divergence", "kept", "cranfield asymmetric"}
+    assert {run: {*its["0"]} for run, its in found.items()} == {"1,6": {"cranfield asymmetric"}}
     monkeypatch.setattr(paths, "add_results", None)
     paths.score_candidates("tiny", minilm, study_of_paths)
 
 
-def test_paths_are_scored_as_native_and_as_elastic_models(minilm, study_of_paths, tmp_path, monkeypatch):
-    """Without exits that fit, a path finds less than the whole encoder; what is scored is not scored again."""
+def test_paths_are_scored_with_documents_of_the_whole_encoder_and_of_the_deepest_path(
+    minilm, study_of_paths, tmp_path, monkeypatch
+):
+    """What is scored is not scored again."""
     data, folder = study_of_paths, tmp_path / "elastic"
     elastic(folder, joint=True)
     (folder / "seconds").write_text("5")
@@ -153,9 +160,10 @@ def test_paths_are_scored_as_native_and_as_elastic_models(minilm, study_of_paths
     found = json.loads(file.read_text())["scores"]
     values = {run: its["0"]["cranfield asymmetric"] for run, its in found.items()}
     assert {run: [*its] for run, its in values.items()} == {
-        "full": ["6x384"], "table": ["0x384"], "1,6, native": ["2x384"], "1,6, elastic": ["2x384"]
+        "full": ["6x384"], "table": ["0x384"], "1,6": ["2x384"]
     }  # fmt: skip
-    assert values["full"]["6x384"] == 1.0 > values["1,6, native"]["2x384"]
+    assert {*found["1,6"]["0"]} == {"cranfield asymmetric", "cranfield documents by 2 layers"}
+    assert values["full"]["6x384"] == 1.0
     monkeypatch.setattr(paths, "add_results", None)
     paths.score_encoder("tiny", minilm, folder, data)
 

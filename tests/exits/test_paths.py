@@ -160,7 +160,7 @@ def test_a_refit_without_a_gap_gives_back_the_layer(family, tiny_tokenizer):
             found.add(**{name: rows[name] for name in "xgy"}, z={2: rows["z"]}, held_out=held_out)
     tensors, r_squared, borrowed = found.best()
     assert borrowed == 0 and r_squared > (0.9 if ends.behind else 0.999)  # a norm behind W gets another scale
-    if ends.behind is None:  # the matrix itself, up to the penalty
+    if family in ("modernbert", "qwen3"):  # the matrix itself, up to the penalty
         torch.testing.assert_close(
             tensors[f"{ends.output}.weight"], own[1].get_submodule(ends.output).weight, atol=2e-2, rtol=2e-2
         )

@@ -226,7 +226,7 @@ def test_a_cut_keeps_its_own_exit_and_the_scores_that_hold_for_it(with_exits, tm
     assert {g.layer for g in part_of.grid} == {granularity.layer}, "the exits of the other layers are gone"
     card = (folder / "README.md").read_text()
     assert (
-        "taken from a larger checkpoint at a depth with an exit" in " ".join(card.split())
+        "taken from a larger checkpoint: its vectors can be compared" in " ".join(card.split())
         and "Asymmetric encoders" not in card
     )
     exits = card.partition("<!-- section: exits")[2].partition("<!-- end of section")[0]

@@ -30,11 +30,12 @@ def elastic(tmp_path, tiny_tokenizer) -> Path:
 
 
 def test_a_size_is_one_whose_export_gives_the_same_vectors(elastic, tmp_path, tiny_tokenizer):
-    """Not depth 3, whose exit reads the table. A projection is of the last layer, and of depths with an exit."""
+    """Not depth 3, whose exit reads the table. A projection is of all depths in the space of the last layer."""
     assert plain_sizes(Checkpoint(elastic)) == SIZES
     assert [*choose_sizes(Checkpoint(elastic), ["table", "4", "4-layers"])] == ["table", "4-layers"]
     save_sizes(tmp_path / "projected", tiny_tokenizer, projection=Projection(WIDTH, 12))
-    assert plain_sizes(Checkpoint(tmp_path / "projected")) == {"table": Granularity(0, 12)}
+    projected = {"4-layers": Granularity(4, 12), "table": Granularity(0, 12)}
+    assert plain_sizes(Checkpoint(tmp_path / "projected")) == projected
 
 
 def test_every_size_is_a_plain_folder(elastic, tmp_path):
