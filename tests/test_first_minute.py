@@ -20,6 +20,7 @@ from datasets import Dataset
 from transformers import BertConfig, BertModel
 
 from m3bert.commands.convert import convert
+from m3bert.commands.export_native import main as export
 from m3bert.commands.fit import main as fit
 from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.checkpoint import Checkpoint
@@ -139,7 +140,9 @@ def test_the_python_of_the_readme_prints_what_it_says_in_a_terminal(tmp_path, ru
     tiny_tokenizer.save_pretrained(tmp_path / "encoder")
     write_modules(tmp_path / "encoder", width=384)
     (tmp_path / "text.txt").write_text("\n".join(random_texts(500)))
-    fit([str(tmp_path / "encoder"), str(tmp_path / "elastic-minilm"), "--files", str(tmp_path / "text.txt")])
+    elastic = str(tmp_path / "elastic-minilm")
+    fit([str(tmp_path / "encoder"), elastic, "--files", str(tmp_path / "text.txt"), "--depths", "1,6"])
+    export(["--format=native", f"--model_name_or_path={elastic}", "--sizes=2", f"--output_dir={tmp_path / 'minilm'}"])
     quantised(tmp_path / "elastic-minilm", tmp_path / "runs" / "quantized", sentences, "6x384")
     code = "".join(snippet.code for snippet in snippets(read("README.md")) if snippet.language == "python")
     said = re.findall(r"^print\(.*\)  # (torch\.Size\(.*?\))", code, re.MULTILINE)

@@ -14,7 +14,7 @@ native export of the path, a plain model that sentence-transformers loads withou
 whole encoder, or by the deepest path: nDCG@10, 128 tokens per text. STS and Tatoeba are embedded by the deepest path
 alone.
 `benchmarks.reproduction.encoders` makes the folders of e5, mpnet and smollm2; `m3bert trim` makes e5 smaller, with the
-same vectors. paths_with_exits.json holds the results of an earlier form of paths, with an exit, on the same texts.
+same vectors. paths_with_exits_*.json hold the results of an earlier form of paths, with an exit, on other texts.
 
 With `--candidates`, all lists of layers with one gap, and their neighbours, are refitted to the same texts. This tells
 how far the chosen list is from the best.

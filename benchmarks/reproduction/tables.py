@@ -173,34 +173,24 @@ def paths() -> str:
                     pairs.append(with_share(own, whole))
             return " / ".join(pairs)
 
+        earlier_file = HERE / "results" / f"paths_with_exits_{name}.json"
+        earlier = results(f"paths_with_exits_{name}") if earlier_file.is_file() else {"scores": {}}
         rows = []
         for run in sorted(size, key=lambda its: int(size[its].partition("x")[0])):
             layers = {"table": "0 (the table)", "full": f"all {size['full'].partition('x')[0]}"}.get(run)
-            rows.append([layers or run.replace(",", ", "), kept(run, "asymmetric"), kept(run, by_path)])
+            row = [layers or run.replace(",", ", "), kept(run, "asymmetric"), kept(run, by_path)]
+            if earlier["scores"]:
+                with_exit = f"{run}, native" in earlier["scores"]
+                row.append(
+                    kept(f"{run}, native", "asymmetric", earlier, {f"{run}, native": size[run], **size})
+                    if with_exit
+                    else ""
+                )
+            rows.append(row)
         texts = f"{found['settings']['fit']['texts']:,} texts"
         header = [f"layers of {encoder}, {texts}", "documents by all layers", by_path]
-        blocks.append(titled(found, markdown(header, rows)))
-    return "\n\n".join(blocks)
-
-
-def path_candidates() -> str:
-    """The share of nDCG@10 that lists of layers keep: of how many, the best, that of the fit, and the worst."""
-    blocks = []
-    for name, encoder in PATH_ENCODERS.items():
-        if not (HERE / "results" / f"candidates_{name}.json").is_file():
-            continue
-        found, whole = results(f"candidates_{name}"), results(f"paths_{name}")
-        size = {run: next(iter(next(iter(seeds["0"].values())))) for run, seeds in found["scores"].items()}
-        tests = [test for test in next(iter(found["scores"].values()))["0"] if not test.startswith("msmarco")]
-        full = mean_of(whole, "full", tests, next(iter(whole["scores"]["full"]["0"][tests[0]])))
-        shares = {run: mean_of(found, run, tests, size[run]) / full for run in size}
-        rows = []
-        for depth in sorted({run.count(",") + 1 for run in size}):
-            some = sorted((run for run in size if run.count(",") + 1 == depth), key=shares.__getitem__)
-            fitted = [run for run in some if run in whole["scores"]]
-            named = [f"{run.replace(',', ', ')}: {percent(shares[run])}%" for run in (some[-1], *fitted[:1], some[0])]
-            rows.append([str(depth), str(len(some)), *named])
-        header = [f"layers of {encoder}", "lists", "best", "that of the fit", "worst"]
+        if earlier["scores"]:
+            header.append(f"with an exit, {earlier['settings']['fit']['texts']:,} texts")
         blocks.append(titled(found, markdown(header, rows)))
     return "\n\n".join(blocks)
 
@@ -437,7 +427,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-trained": exits_trained,
     "exits-development": exits_development,
     "paths": paths,
-    "path-candidates": path_candidates,
     "paths-decoder": paths_decoder,
     "trained-paths": trained_paths,
     "join": join,

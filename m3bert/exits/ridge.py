@@ -26,12 +26,9 @@ class Moments:
     Args:
         widths (`Mapping[Name, int]`): Name -> dims of its vectors. `ONE` is added.
         pairs (`Iterable[tuple[Name, Name]]`): Pairs whose products are summed. Every vector is also paired with `ONE`.
-        exact (`bool`, *optional*, defaults to `True`): Multiply in float64. Otherwise, rows that are added together
-            are multiplied in the type that they have, which is faster.
     """
 
-    def __init__(self, widths: Mapping[Name, int], pairs: Iterable[tuple[Name, Name]], *, exact: bool = True) -> None:
-        self.exact = exact
+    def __init__(self, widths: Mapping[Name, int], pairs: Iterable[tuple[Name, Name]]) -> None:
         sizes = {ONE: 1, **widths}
         with_one = [(ONE, name) for name in sizes]
         self.products = {
@@ -41,7 +38,7 @@ class Moments:
 
     def add(self, vectors: Mapping[Name, torch.Tensor]) -> None:
         """Add rows: name -> vectors `(rows, width)`."""
-        rows = {name: its.double() if self.exact else its for name, its in vectors.items()}
+        rows = {name: its.double() for name, its in vectors.items()}
         any_rows = next(iter(rows.values()))
         rows[ONE] = any_rows.new_ones(len(any_rows), 1)
         for (one, other), total in self.products.items():
@@ -110,16 +107,6 @@ class Regression:
         cross = (self.cross_products[1:] / count - torch.outer(means, target_means)) * scales[:, None]
         weight = torch.cholesky_solve(cross, torch.linalg.cholesky(correlation)) * scales[:, None]
         return torch.cat([(target_means - means @ weight)[None], weight])
-
-    def ridge_through_origin(self, penalty: float) -> torch.Tensor:
-        """The map W `(1 + inputs, targets)` that minimises `|y - W' x|^2 + penalty sum_j |x_j|^2 |W_j|^2`; its first
-        row is 0."""
-        squares = self.products.diagonal()[1:]
-        scales = torch.where(squares > 1e-12 * squares.max(), 1 / squares.sqrt(), 0.0)
-        correlation = self.products[1:, 1:] * torch.outer(scales, scales)
-        correlation.diagonal().add_(penalty)
-        weight = torch.cholesky_solve(self.cross_products[1:] * scales[:, None], torch.linalg.cholesky(correlation))
-        return torch.nn.functional.pad(weight * scales[:, None], (0, 0, 1, 0))
 
     def match_variances(self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
         """
