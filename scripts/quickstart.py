@@ -132,7 +132,9 @@ def fit(encoder: GridEncoder, pairs: list[Pair]) -> GridEncoder:
         description="Fitting",
     )
     encoder.model.config.matryoshka_dims = grid.dims
-    return replace(encoder, grid=Grid(tuple(g for g in grid if g.layer in {*fitted.layers, grid.full.layer})))
+    return replace(
+        encoder, grid=Grid(tuple(g for g in grid if g.layer in {*fitted.layers, *fitted.paths, grid.full.layer}))
+    )
 
 
 def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) -> None:
