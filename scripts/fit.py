@@ -264,8 +264,7 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
 
 def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
     """The depths of a fit as a table, with a bar for the retrieval that each keeps."""
-    there = [depth for depth in fit.retrieval if depth in fit.layers or depth in fit.paths]
-    times = milliseconds_of(model.base_model, tokenizer, there)
+    times = milliseconds_of(model.base_model, tokenizer, [depth for depth in fit.retrieval if depth >= 0])
     lines = [f"Fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}).", ""]
     lines += [f"{'depth':>5}  {'layers':<22} {'exit reads':<20} {'retrieval kept':<22} {'ms per query':>12}"]
     for depth, milliseconds in times.items():
@@ -280,8 +279,6 @@ def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
         lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {kept:>6.1%} {milliseconds:>17.1f}")
     lines += ["", "Retrieval kept: share of nDCG@10. Queries are spans of texts, documents have full depth."]
     lines += ["Spans are harder than most queries. For your own: m3bert evaluate --retrieval FOLDER."]
-    for depth in sorted({depth for depth in fit.retrieval if depth >= 0} - {*there}):
-        lines.append(f"Depth {depth} is left out: it comes no closer to the whole model than the table.")
     for depth, compared in fit.candidates.items():
         others = ", ".join(f"{name} {share:.1%}" for name, share in compared.items())
         lines.append(f"Compared for depth {depth}, after a quick refit: {others}.")

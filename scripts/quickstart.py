@@ -118,23 +118,19 @@ def load(base: str, compute: ComputeArguments) -> GridEncoder:
     return replace(encoder, grid=Grid.product([0, *depths, last], [*(dim for dim in DIMS if dim < width), width]))
 
 
-def fit(encoder: GridEncoder, pairs: list[Pair]) -> GridEncoder:
-    """Fit the depths of the grid in place, as `m3bert fit` does, and keep those that the fit keeps."""
-    grid = encoder.grid
-    fitted = fit_exits(
+def fit(encoder: GridEncoder, pairs: list[Pair]) -> None:
+    """Fit the depths of the grid in place, as `m3bert fit` does."""
+    fit_exits(
         encoder.model,
         encoder.tokenizer,
         training_texts(pairs),
-        depths=grid.layers[1:-1],
+        depths=encoder.grid.layers[1:-1],
         basis="principal",
         max_length=SHORT_LENGTH,
         compute_dtype=encoder.compute_dtype,
         description="Fitting",
     )
-    encoder.model.config.matryoshka_dims = grid.dims
-    return replace(
-        encoder, grid=Grid(tuple(g for g in grid if g.layer in {*fitted.layers, *fitted.paths, grid.full.layer}))
-    )
+    encoder.model.config.matryoshka_dims = encoder.grid.dims
 
 
 def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) -> None:
@@ -282,7 +278,7 @@ def run(options: argparse.Namespace) -> None:
         full = encoder.grid.full
         measure("truncated", None)
     with step("Fit fewer layers and a look-up table to embed queries like all layers", "about 3 min"):
-        encoder = fit(encoder, train_pairs)
+        fit(encoder, train_pairs)
         shutil.rmtree(folder / "model", ignore_errors=True)
         (folder / "model").mkdir(parents=True)
         write_repository(encoder.model, base, folder / "model")

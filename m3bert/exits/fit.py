@@ -148,8 +148,7 @@ def fit_exits(
             depth 0 is always among them. Default: none if there are `paths` or `depths`, else all of them.
         paths (`Mapping[int, Sequence[int]]`, *optional*): Depth -> its layers, counted from 1, the last of which is
             the model's.
-        depths (`Sequence[int]`, *optional*): Depths whose layers are chosen. Depth 1 runs the first layer. One that
-            comes no closer to the whole model than the static table is left out.
+        depths (`Sequence[int]`, *optional*): Depths whose layers are chosen. Depth 1 runs the first layer.
         pooling (`str`, *optional*): `"mean"`, `"cls"` or `"lasttoken"`. Default: as the model was published, else the
             mean.
         static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
@@ -309,10 +308,6 @@ def fit_exits(
             if stays and projection is not None:
                 vectors = projection.to(vectors.device)(vectors.float())
             measured[length] = queries.measured(vectors)
-        for length in {*depths} - {*given}:
-            if 0 in measured and measured[length] >= measured[0]:
-                for its in (exits, joints, fitted, maps.joints, maps.state_only):
-                    its.pop(length, None)
         read = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
         fit = ExitFit(
             layers={layer: read[layer].report for layer in sorted(read)},

@@ -1,19 +1,16 @@
-"""The choice of a depth's layers: its measure against a naive one, and what a fit chooses and leaves out."""
+"""The choice of a depth's layers: its measure against a naive one, and what a fit chooses."""
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 
-from m3bert.commands.fit import main as fit
 from m3bert.exits import choice
 from m3bert.exits.passes import RawStates
 from m3bert.exits.spans import span_of
-from m3bert.modeling.auto_m3bert import load_model
 from m3bert.modeling.modeling_elastic import Elasticity
 from m3bert.trainers import TeacherEmbeddings, fit_exits
 from tests.exits.test_fit import random_texts
@@ -85,22 +82,6 @@ def test_a_fit_takes_the_list_that_comes_closest(tiny_tokenizer):
         other = tiny("bert", tiny_tokenizer)
         measured[layers] = fit_exits(other, tiny_tokenizer, texts, paths={3: named}, static=False).retrieval[3]
     assert measured[next(iter(found.candidates[3]))] > sorted(measured.values())[1], "better than most"
-
-
-def test_a_depth_that_is_no_better_than_the_table_is_left_out(tiny_tokenizer, tmp_path, monkeypatch, capsys):
-    source, files = tmp_path / "source", tmp_path / "texts.txt"
-    tiny("bert", tiny_tokenizer).save_pretrained(source)
-    tiny_tokenizer.save_pretrained(source)
-    files.write_text("\n".join(random_texts(120)))
-    values = iter([0.9, 0.8, 0.95])  # of the table, depth 3 and depth 4
-    chosen = {3: {(1, 2, 6): 0.5}, 4: {(1, 2, 5, 6): 0.5}}
-    monkeypatch.setattr("m3bert.exits.fit.choose", lambda *_: chosen)
-    monkeypatch.setattr(choice.Queries, "measured", lambda *_: choice.Measured(1 - (kept := next(values)), kept))
-    fit([str(source), str(tmp_path / "out"), "--files", str(files), "--depths", "3", "4"])
-    assert "Depth 3 is left out" in capsys.readouterr().out
-    config = load_model(tmp_path / "out").config
-    assert Elasticity.of(config).exits == [0] and [*Elasticity.of(config).depths] == [0, 4]
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["elastic"]["fit"]["retrieval"]["4"] == 0.95
 
 
 def test_an_interrupted_fit_continues_with_its_finished_parts(tiny_tokenizer, tmp_path, monkeypatch):
