@@ -43,7 +43,7 @@ ROOMS = (
     ("benchmarks", 9),
 )
 # Lines of the package. Lower it freely; raise it only in a commit that says what the user gets for it.
-MOST_SOURCE_LINES = 31_320
+MOST_SOURCE_LINES = 31_310
 
 
 class Import(NamedTuple):
