@@ -142,9 +142,8 @@ class Refit:
         self.units = Units(ends.inner, [layer, *skipped], self.own) if ends.inner is not None and skipped else None
         inputs = 1 + self.own * (1 if self.units is None else 1 + len(skipped))
         self.held: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # inputs, y and z of the first target
-        self._clear(inputs, columns=min(inputs, 1 + 2 * self.own))
-        if inputs > 1 + 2 * self.own:  # compared with the layer's own at first
-            self._clear(inputs, columns=1 + self.own)
+        long = inputs > 1 + 2 * self.own  # compared with the layer's own at first
+        self._clear(inputs, columns=1 + self.own if long else inputs)
 
     def _clear(self, inputs: int, columns: int) -> None:
         width, device = self.output.out_features, self.output.weight.device
