@@ -28,7 +28,7 @@ from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_mos
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import default_base
 from m3bert.trainers import Contrastive, Grid, NestedModel
-from m3bert.trainers.shared.info_nce import nested_info_nce
+from m3bert.trainers.embedding.info_nce import nested_info_nce
 
 
 BOUNDS: Bounds = {

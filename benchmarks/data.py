@@ -25,12 +25,12 @@ from typing import Any
 
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder
-from m3bert.encode.durable import replace_text, replacing
+from m3bert.data.files import load_files
+from m3bert.data.hub_data import load_hub
 from m3bert.evaluation import Task, find_task
 from m3bert.evaluation.readers import download, read_rows
 from m3bert.evaluation.tasks import HubData
-from m3bert.trainers.data.files import load_files
-from m3bert.trainers.data.hub_data import load_hub
+from m3bert.utils.durable import replace_text, replacing
 
 
 RECORD = Path(__file__).with_name("data.json")

@@ -21,11 +21,11 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import default_base
+from m3bert.data.stdlib_docs import stdlib_pairs
 from m3bert.encode.batch import PassCost
 from m3bert.encode.padded_batches import padded_chunks
 from m3bert.exits.choice import default_depths
 from m3bert.exits.fit import fit_exits
-from m3bert.trainers.data.stdlib_docs import stdlib_pairs
 
 
 BOUNDS: Bounds = {

@@ -34,7 +34,7 @@ from m3bert.commands.command import run_command
 from m3bert.commands.recipes import find_recipe
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Contrastive, ContrastiveConfig, Grid, MICConfig, MIPICConfig, MultigranularMLM, NestedModel
-from m3bert.trainers.shared.info_nce import nested_info_nce
+from m3bert.trainers.embedding.info_nce import nested_info_nce
 
 
 BOUNDS: Bounds = {

@@ -32,6 +32,7 @@ from m3bert.commands.command import run_command
 from m3bert.commands.convert import convert
 from m3bert.commands.encoder import EncoderArguments, load_encoder
 from m3bert.commands.sources import data_folder, default_base
+from m3bert.data.files import load_files
 from m3bert.encode.coding import PackedIndex
 from m3bert.evaluation import GridEmbeddings, GridEncoder, evaluate_grid, find_tasks, measure_latency
 from m3bert.evaluation.choice import Budget, choose
@@ -41,7 +42,6 @@ from m3bert.evaluation.readers import load_task
 from m3bert.hub_cards.tables import markdown
 from m3bert.index import ENGINES, Corpus, Index, Plan
 from m3bert.trainers import Granularity, Grid, fit_exits
-from m3bert.trainers.data.files import load_files
 
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini")

@@ -32,13 +32,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
+from m3bert.data.collators import MaskedLMCollator
+from m3bert.data.files import load_files
+from m3bert.data.packing import DOCUMENT_LENGTHS, Frame, packed_rows
 from m3bert.encode.batch import PassCost
 from m3bert.encode.packed_rows import OwnRows
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
 from m3bert.trainers import Grid, MultigranularMLM, NestedModel
-from m3bert.trainers.data.collators import MaskedLMCollator
-from m3bert.trainers.data.files import load_files
-from m3bert.trainers.data.packing import DOCUMENT_LENGTHS, Frame, packed_rows
 
 
 BOUNDS: Bounds = {

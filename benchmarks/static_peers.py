@@ -42,8 +42,8 @@ from benchmarks.reproduction.study import commit
 from m3bert.commands.command import run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
+from m3bert.data.packing import Frame
 from m3bert.encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
-from m3bert.encode.numerics import quantize_rows
 from m3bert.encode.search import nearest
 from m3bert.evaluation import Retrieval
 from m3bert.evaluation.evaluators import Evaluator
@@ -51,7 +51,7 @@ from m3bert.evaluation.metrics import ranking_scores
 from m3bert.exits.passes import RawStates
 from m3bert.exits.sums import FEATURES, TARGET, ExitMaps, ExitSums
 from m3bert.exits.token_features import TokenFeatures, token_embeddings
-from m3bert.trainers.data.packing import Frame
+from m3bert.utils.numerics import quantize_rows
 
 
 RESULTS = Path(__file__).with_name("results")

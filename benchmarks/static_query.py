@@ -33,8 +33,8 @@ from m3bert.commands.sources import default_base
 from m3bert.evaluation.latency import milliseconds_in_turn
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.static_export import export_static
-from m3bert.modeling.auto_m3bert import load_model
 from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.models.auto import load_model
 from m3bert.trainers import Grid
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from m3bert import modeling as modeling_m3bert
 
-from ..encode.durable import replace_text
 from ..encode.granularity import Grid
-from ..modeling import EmbeddingSettings
-from ..modeling.settings_m3bert import MODULES_FILE, check_weights, hub_id, read_json
-from ..trainers.core import papers
+from ..models.settings import MODULES_FILE, EmbeddingSettings, check_weights, hub_id, read_json
+from ..utils import papers
+from ..utils.durable import replace_text
 from .card import TRUST, described, merged_card, training_values
 from .checkpoint import files_of, head_of
 from .metadata import Statements

@@ -13,7 +13,7 @@ from ..encode.codes import CODES, bytes_per_vector
 from ..encode.granularity import Granularity, Grid
 from ..evaluation.results import GridResults
 from ..modeling.modeling_elastic import legal_dims, legal_layers
-from ..trainers.core import papers
+from ..utils import papers
 from . import tables
 from .checkpoint import Checkpoint, sha256_of
 from .choices import ENOUGH, Headline

@@ -22,8 +22,6 @@ from ..encode.granularity import Granularity, Grid, is_elastic
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
 from ..encode.states import longest_text
-from ..modeling import EmbeddingSettings
-from ..modeling.auto_m3bert import load_config, load_model
 from ..modeling.modeling_elastic import (
     EXTRAS_FILE,
     EXTRAS_FOLDER,
@@ -34,10 +32,12 @@ from ..modeling.modeling_elastic import (
     resolve_size,
 )
 from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from ..modeling.settings_m3bert import (
+from ..models.auto import load_config, load_model
+from ..models.settings import (
     ENCODER_FILES,
     MODULES_FILE,
     SIMILARITY_FILE,
+    EmbeddingSettings,
     check_weights,
     hub_id,
     load_tokenizer,

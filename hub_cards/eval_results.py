@@ -7,10 +7,10 @@ from pathlib import Path
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-from ..encode.durable import replace_text
 from ..encode.granularity import Granularity
 from ..evaluation.results import GridResults
 from ..evaluation.tasks import TASKS
+from ..utils.durable import replace_text
 from .upload import EVAL_RESULTS, RESULTS
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..encode.codes import FLOAT
-from ..encode.extras import require_extra
 from ..encode.granularity import Granularity, Grid
 from ..evaluation.results import GridResults
+from ..utils.extras import require_extra
 from .choices import Headline
 from .tables import sizes_in, tasks_counted, title_of
 

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..encode.codes import FLOAT
-from ..encode.extras import require_extra
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
+from ..utils.extras import require_extra
 from .checkpoint import Checkpoint
 from .router_export import ROUTER_FILE
 from .upload import CARD, RESULTS

@@ -20,9 +20,8 @@ from ..encode.granularity import Granularity, Grid
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..encode.states import shared_layers
-from ..modeling import convert_to_native
-from ..modeling.auto_m3bert import load_model
-from ..modeling.native_m3bert import output_map, without_native
+from ..models.auto import load_model
+from ..models.native import convert_to_native, output_map, without_native
 from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
 from .static_export import name_of, write_readme
 

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from ..encode.encoder import GridEncoder
-from ..encode.extras import how_to_install
 from ..encode.granularity import Granularity, Grid
 from ..encode.states import TextStates, nested_states, truncate, unwrap_encoder
+from ..utils.extras import how_to_install
 
 
 INPUTS, OUTPUTS = ["input_ids", "attention_mask"], ["last_hidden_state", "sentence_embedding"]

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.stdlib_docs import topic_pairs
 from ..encode.encoder import GridEncoder, Role
 from ..encode.granularity import Granularity
 from ..encode.states import longest_text, unwrap_encoder
 from ..evaluation.evaluators import Evaluator
 from ..evaluation.readers import load_task
 from ..evaluation.tasks import find_tasks
-from ..trainers.data.stdlib_docs import topic_pairs
 from .checkpoint import full_size
 from .onnx_export import PACKAGES, embed, export_onnx, halve_onnx, open_session, quantize_onnx
 from .tables import markdown

@@ -17,14 +17,13 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import TorchAoConfig
 
 from ..encode.codes import CODES
-from ..encode.durable import replace_text
-from ..encode.extras import require_extra
 from ..encode.granularity import Granularity
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
-from ..modeling import EmbeddingSettings
 from ..modeling.modeling_elastic import EXTRAS_FOLDER
-from ..modeling.settings_m3bert import MODULES_FILE
+from ..models.settings import MODULES_FILE, EmbeddingSettings
+from ..utils.durable import replace_text
+from ..utils.extras import require_extra
 from .adapter import Adapter, export_adapter, is_adapter, write_adapter_card
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from ..encode.granularity import Granularity
-from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
+from ..models.settings import MODULES_FILE, SIMILARITY_FILE
 from .checkpoint import LICENSES, Checkpoint
 from .native_export import STATE_ONLY, export_native, state_only
 from .static_export import CASTS, REQUIRED, export_static, name_of, write_json, write_modules, write_readme

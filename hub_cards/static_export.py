@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..encode.granularity import Granularity, Grid
-from ..encode.numerics import quantize_rows
-from ..modeling.auto_m3bert import load_model
-from ..modeling.settings_m3bert import SIMILARITY_FILE, EmbeddingSettings
+from ..models.auto import load_model
+from ..models.settings import SIMILARITY_FILE, EmbeddingSettings
+from ..utils.numerics import quantize_rows
 from .checkpoint import Checkpoint
 from .upload import CARD
 

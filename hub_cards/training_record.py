@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from ..encode.durable import replace_text
 from ..encode.granularity import EncoderConfig
-from ..encode.typed import read_object, typed
-from ..modeling.settings_m3bert import hub_id
-from ..trainers.core.objective import Identity
+from ..models.settings import hub_id
+from ..utils.durable import replace_text
+from ..utils.papers import Identity
+from ..utils.typed import read_object, typed
 
 
 RECORD_FILE = "training.json"

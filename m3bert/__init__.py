@@ -14,13 +14,15 @@ from . import evaluation, trainers
 if TYPE_CHECKING:
     from .evaluation import *  # noqa: F403
     from .modeling import *  # noqa: F403
+    from .models.conversion import convert_to_m3bert as convert_to_m3bert
+    from .models.native import convert_to_native as convert_to_native
+    from .models.settings import EmbeddingSettings as EmbeddingSettings
     from .trainers import *  # noqa: F403
 
 __version__ = "0.2.0"
 
 # Importing the architecture imports torch, so its names are spelled out.
 ARCHITECTURE = (
-    "EmbeddingSettings",
     "M3BertConfig",
     "M3BertForMaskedLM",
     "M3BertForSequenceClassification",
@@ -29,15 +31,16 @@ ARCHITECTURE = (
     "M3BertPreTrainedModel",
     "M3BertQuantizer",
     "M3BertQuantizerConfig",
-    "convert_to_m3bert",
-    "convert_to_native",
 )
-__all__ = sorted(("__version__", *ARCHITECTURE, *trainers.__all__, *evaluation.__all__))
+MODELS = {"EmbeddingSettings": "settings", "convert_to_m3bert": "conversion", "convert_to_native": "native"}
+__all__ = sorted(("__version__", *ARCHITECTURE, *MODELS, *trainers.__all__, *evaluation.__all__))
 
 
 def __getattr__(name: str) -> Any:
     if name in ARCHITECTURE:
         return getattr(import_module(".modeling", __name__), name)
+    if name in MODELS:
+        return getattr(import_module(f".models.{MODELS[name]}", __name__), name)
     for package in (trainers, evaluation):
         if name in package.__all__:
             return getattr(package, name)

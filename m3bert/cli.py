@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from .encode.help_texts import did_you_mean
+from .utils.help_texts import did_you_mean
 
 
 # Command -> its module in `m3bert.commands` (the folder `scripts/` of a checkout), and what it does.

@@ -12,7 +12,6 @@ from transformers import (
 )
 
 from .configuration_m3bert import M3BertConfig
-from .conversion_m3bert import convert_to_m3bert
 from .modeling_m3bert import (
     M3BertForMaskedLM,
     M3BertForSequenceClassification,
@@ -20,9 +19,7 @@ from .modeling_m3bert import (
     M3BertModel,
     M3BertPreTrainedModel,
 )
-from .native_m3bert import convert_to_native
 from .quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from .settings_m3bert import EmbeddingSettings
 
 
 AutoConfig.register(M3BertConfig.model_type, M3BertConfig)
@@ -34,7 +31,6 @@ AutoConfig.register(M3BertQuantizerConfig.model_type, M3BertQuantizerConfig)
 AutoModel.register(M3BertQuantizerConfig, M3BertQuantizer)
 
 __all__ = [
-    "EmbeddingSettings",
     "M3BertConfig",
     "M3BertForMaskedLM",
     "M3BertForSequenceClassification",
@@ -43,6 +39,4 @@ __all__ = [
     "M3BertPreTrainedModel",
     "M3BertQuantizer",
     "M3BertQuantizerConfig",
-    "convert_to_m3bert",
-    "convert_to_native",
 ]

@@ -8,11 +8,10 @@ from typing import Any
 from transformers import AutoConfig, AutoModel
 
 from ..encode.granularity import is_elastic
-from ..modeling import convert_to_m3bert
-from ..modeling.auto_m3bert import load_config, load_model
-from ..modeling.conversion_m3bert import take_layers
 from ..modeling.modeling_elastic import Elasticity, Source, legal_layers
-from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
+from ..models.auto import load_config, load_model
+from ..models.conversion import convert_to_m3bert, take_layers
+from ..models.settings import load_tokenizer, safetensors_only
 from ..trainers.core.composition import mapping_of
 from .command import naming, option
 from .convert import for_m3bert, layers_from

@@ -14,8 +14,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..encode.durable import only_writer
-from ..encode.help_texts import did_you_mean
+from ..utils.durable import only_writer
+from ..utils.help_texts import did_you_mean
 
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..encode.durable import replacing_files
+from ..utils.durable import replacing_files
 from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, naming, next_step, writing_to
 from .fit import add_exit_options, fit_to_files, report, save_with_exits, streams_of
 
@@ -66,10 +66,10 @@ def converted(
 ) -> tuple[M3BertModel, Any]:
     """The m3BERT of an encoder, and its tokenizer."""
     from ..encode.states import longest_text
-    from ..modeling import convert_to_m3bert
-    from ..modeling.auto_m3bert import load_model
     from ..modeling.modeling_elastic import source_of
-    from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
+    from ..models.auto import load_model
+    from ..models.conversion import convert_to_m3bert
+    from ..models.settings import load_tokenizer, safetensors_only
 
     with naming(source):
         encoder = load_model(source, revision=revision, **safetensors_only(source))

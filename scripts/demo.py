@@ -28,17 +28,17 @@ from typing import Any
 from huggingface_hub.utils import validate_repo_id
 from packaging.requirements import Requirement
 
+from ..data.stdlib_docs import split_by_module, stdlib_pairs
 from ..encode.codes import CODES, FLOAT
 from ..encode.coding import PackedIndex
 from ..encode.encoder import default_grid
-from ..encode.extras import require_extra, require_sentence_transformers
 from ..encode.granularity import is_elastic
 from ..encode.states import unwrap_encoder
 from ..evaluation import GridEmbeddings, GridEncoder
 from ..evaluation.latency import milliseconds_in_turn
 from ..modeling.modeling_elastic import Elasticity
 from ..trainers import Granularity, Grid
-from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
+from ..utils.extras import require_extra, require_sentence_transformers
 from .command import option, parse_options
 from .encoder import EncoderArguments, load_encoder
 

@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..encode.columns import Role, fields_of
-from ..encode.durable import only_writer, replacing
-from ..trainers.data.formats import check_files
+from ..data.formats import check_files
+from ..utils.columns import Role, fields_of
+from ..utils.durable import only_writer, replacing
 from .command import next_step, option, parse_options
 from .encoder import EncoderArguments, load_encoder
 
@@ -62,10 +62,10 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Any) -
     """Embed the texts of all files: arrays by all processes together, the others by the first one."""
     import torch
 
+    from ..data.collators import joined_text, separator_for
+    from ..data.dataset_checks import require_columns
+    from ..data.files import load_files
     from ..evaluation.bulk import GridEmbedder
-    from ..trainers.core.dataset_checks import require_columns
-    from ..trainers.data.collators import joined_text, separator_for
-    from ..trainers.data.files import load_files
 
     with state.main_process_first():
         dataset = load_files(options.files, text=fields_of(options.text_column))

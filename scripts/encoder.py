@@ -8,9 +8,9 @@ from typing import Any
 
 from .. import evaluation
 from ..encode.codes import CODES
-from ..encode.columns import Role
 from ..encode.device import ComputeArguments
 from ..encode.granularity import Grid
+from ..utils.columns import Role
 from .command import naming, option
 from .sources import default_base
 

@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import evaluation
+from ..data.formats import FORMATS, check_files, suffix_of
 from ..encode.device import ComputeArguments, place
-from ..encode.durable import remove_files
-from ..encode.extras import how_to_install, require_extra
 from ..encode.granularity import is_elastic
 from ..evaluation.results import GridResults
 from ..evaluation.tasks import GROUPS, TASKS, Task, find_tasks
 from ..hub_cards.tables import latency_report, report, task_type_table
-from ..trainers.data.formats import FORMATS, check_files, suffix_of
+from ..utils.durable import remove_files
+from ..utils.extras import how_to_install, require_extra
 from .command import next_step, option, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import DEFAULT_ENCODER, local_data
@@ -106,8 +106,7 @@ class EvaluationArguments:
 def as_deployed(encoder: evaluation.GridEncoder, compute: ComputeArguments) -> evaluation.GridEncoder:
     """The encoder to time: converted to m3BERT, which stops at a layer, if that is exact. It computes as asked for."""
     from ..encode.states import unwrap_encoder
-    from ..modeling import convert_to_m3bert
-    from ..modeling.conversion_m3bert import CONVERTIBLE
+    from ..models.conversion import CONVERTIBLE, convert_to_m3bert
 
     model = unwrap_encoder(encoder.model)
     if is_elastic(model.config) or model.config.model_type not in CONVERTIBLE:
@@ -134,8 +133,8 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
 def unfinished_file(encoder: evaluation.GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
     """The file for the results of the tasks that a run has scored so far. A run with other options, another encoder or
     other versions of packages has another one."""
-    from ..encode.hashing import key_of
     from ..evaluation.grid_evaluation import installed_versions
+    from ..utils.hashing import key_of
 
     facts = [asdict(encoding), asdict(options), installed_versions(), encoder.identity()]
     return Path(options.output_dir, UNFINISHED.format(key_of({"run": facts})))

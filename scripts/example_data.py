@@ -29,8 +29,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..encode.durable import replace_text
-from ..trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
+from ..data.stdlib_docs import Pair, split_by_module, stdlib_pairs
+from ..utils.durable import replace_text
 from .command import argument_parser
 
 

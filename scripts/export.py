@@ -26,8 +26,8 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..encode.durable import remove_files
 from ..encode.granularity import Granularity
+from ..utils.durable import remove_files
 from . import export_native
 from .command import EXPORT_FILES, next_step, option, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder

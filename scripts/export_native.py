@@ -21,8 +21,8 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..encode.durable import replacing_files
 from ..encode.granularity import Granularity
+from ..utils.durable import replacing_files
 from .command import EXPORT_FILES, SIZE_FOLDERS, naming, next_step, option, parse_options, writing_to
 
 

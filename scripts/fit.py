@@ -36,15 +36,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..encode.columns import fields_of
-from ..encode.durable import replacing_files
-from ..trainers.data.formats import check_files, file_name
+from ..data.formats import check_files, file_name
+from ..utils.columns import fields_of
+from ..utils.durable import replacing_files
 from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, next_step, writing_to
 
 
 if TYPE_CHECKING:
+    from ..data.teacher import TeacherEmbeddings
     from ..exits.fit import ExitFit
-    from ..trainers.data.teacher import TeacherEmbeddings
 
     TargetVectors = tuple[dict[str, list[str]], TeacherEmbeddings]
 
@@ -132,8 +132,8 @@ def streams_of(files: Sequence[str], *columns: str) -> dict[str, Any]:
     fields = [field for column in columns for field in fields_of(column)]
     for file in files:
         check_files([file], fields)
-    from ..trainers.core.dataset_checks import require_columns
-    from ..trainers.data.files import load_files
+    from ..data.dataset_checks import require_columns
+    from ..data.files import load_files
 
     streams = {file: load_files([file], streaming=True) for file in files}
     for file, stream in streams.items():
@@ -143,7 +143,7 @@ def streams_of(files: Sequence[str], *columns: str) -> dict[str, Any]:
 
 def joined_texts(rows: Iterable[Mapping[str, Any]], column: str, tokenizer: Any) -> Iterator[str]:
     """The texts of rows in a text column, as an encoder with this tokenizer reads them; a missing one is empty."""
-    from ..trainers.data.collators import joined_text, separator_for
+    from ..data.collators import joined_text, separator_for
 
     separator = separator_for([column], tokenizer)
     return (joined_text({name: its or "" for name, its in row.items()}, column, separator) for row in rows)
@@ -154,9 +154,9 @@ def fit_to_files(
 ) -> ExitFit:
     """Fit the depths of an encoder, in place, to the texts of [`streams_of`] files, or to `targets` in their place,
     with the options of [`add_exit_options`]."""
+    from ..data.teacher import Teacher
     from ..encode.device import place
     from ..exits.fit import fit_exits
-    from ..trainers.data.teacher import Teacher
 
     texts_of = partial(joined_texts, column=options.text_column, tokenizer=tokenizer)
     compute, kept = compute_of(options), model.dtype
@@ -241,7 +241,7 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     them."""
     from ..hub_cards.checkpoint import sha256_of
     from ..modeling.modeling_elastic import describe, write_parts
-    from ..modeling.settings_m3bert import hub_id
+    from ..models.settings import hub_id
 
     encoder = model.base_model
     copy_source(source, folder, revision)
@@ -325,10 +325,9 @@ def main(arguments: list[str]) -> None:
             check_files([file], (options.text_column, options.vector_column))
         from transformers import AutoModel
 
-        from ..modeling import EmbeddingSettings
+        from ..data.target_vectors import read_target_vectors
         from ..modeling.modeling_elastic import Source
-        from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
-        from ..trainers.data.target_vectors import read_target_vectors
+        from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
 
         targets = None
         if options.target_vectors:

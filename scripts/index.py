@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import evaluation, index as indexes
-from ..encode.columns import fields_of
-from ..encode.typed import read_object
-from ..trainers.data.formats import check_files
+from ..data.formats import check_files
+from ..utils.columns import fields_of
+from ..utils.typed import read_object
 from .command import next_step, option, parse_options
 from .encoder import EncoderArguments, load_as
 from .sources import default_base
@@ -50,8 +50,8 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
         raise ValueError("Building an index needs --files, --vector_store and --output_dir.")
     read_object(file)
     check_files(options.files, fields_of(options.text_column))
+    from ..data.collators import separator_for
     from ..index.engine import find_engine
-    from ..trainers.data.collators import separator_for
 
     plan = indexes.Plan.load(file)
     find_engine(options.vector_store).library()

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import trainers
+from ..data.formats import check_files
 from ..encode.device import ComputeArguments
-from ..encode.durable import replacing
-from ..encode.extras import require_extra, require_sentence_transformers
-from ..trainers.data.formats import check_files
+from ..utils.durable import replacing
+from ..utils.extras import require_extra, require_sentence_transformers
 from .command import option, parse_options
 
 
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> None:
     check_files(options.files, [options.query_column, options.positive_column])
     if options.corpus_files:
         check_files(options.corpus_files, [options.corpus_column])
-    from ..trainers.data.files import load_files
+    from ..data.files import load_files
 
     teacher = trainers.Teacher(
         options.teacher_name_or_path,

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from ..trainers.data.formats import check_files, files_by_language
+from ..data.formats import check_files, files_by_language
 from .command import option, parse_options
 
 
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
         check_files(files, columns)
     from transformers import AutoTokenizer
 
-    from ..trainers.data.preparing import prepare
+    from ..data.preparing import prepare
 
     prepared = prepare(
         options.files,

@@ -34,8 +34,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import ProgressCallback, set_seed
 
+from ..data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from ..encode.device import ComputeArguments
-from ..encode.extras import require_extra
 from ..evaluation import TASKS, GridEncoder, exact_search, load_task, measure_latency, run_facts, score_vectors
 from ..hub_cards.figures import draw_curves
 from ..hub_cards.tables import latency_report, markdown, percent
@@ -52,7 +52,7 @@ from ..trainers import (
     TeacherEmbeddings,
     fit_exits,
 )
-from ..trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
+from ..utils.extras import require_extra
 from .command import add_compute_options, argument_parser, compute_of
 from .fit import write_repository
 from .sources import DEFAULT_ENCODER, default_base

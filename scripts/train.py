@@ -36,11 +36,11 @@ from typing import TYPE_CHECKING, Any
 
 from m3bert import trainers
 
-from ..encode.columns import check_columns, fields_of, text_columns_of
-from ..encode.durable import only_writer, remove_files, replacing_files
+from ..data.formats import check_files, files_by_name
 from ..encode.granularity import Grid
-from ..encode.help_texts import did_you_mean
-from ..trainers.data.formats import check_files, files_by_name
+from ..utils.columns import check_columns, fields_of, text_columns_of
+from ..utils.durable import only_writer, remove_files, replacing_files
+from ..utils.help_texts import did_you_mean
 from .command import MODEL_FILES, HelpFormatter, arranged, check_overwriting, next_step
 from .recipes import merged, read_recipes
 from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
@@ -126,7 +126,7 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     from transformers import HfArgumentParser, TrainingArguments
     from transformers.hf_argparser import string_to_bool
 
-    from ..encode.help_texts import own
+    from ..utils.help_texts import own
     from .backbone import BackboneArguments
 
     configs, recipe = recipe_parser(arguments)
@@ -188,8 +188,8 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     """The trainer of a masked language model, with its data."""
     from transformers import AutoModelForMaskedLM
 
+    from ..data.preparing import load_prepared, read_prepared
     from ..encode.states import unwrap_encoder
-    from ..trainers.data.preparing import load_prepared, read_prepared
     from .backbone import load_backbone
 
     model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM)
@@ -268,7 +268,7 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
         check_overwriting(args.output_dir, TRAINED_FILES, backbone.overwrite, backbone.model_name_or_path, INSTEAD)
     from transformers import set_seed
 
-    from ..modeling.conversion_m3bert import hub_id
+    from ..models.conversion import hub_id
 
     set_seed(args.seed)
     masked_lm = isinstance(args, trainers.MultigranularMLMConfig)

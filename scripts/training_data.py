@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..encode.columns import fields_of
-from ..trainers.data.formats import files_by_name
+from ..data.formats import files_by_name
+from ..utils.columns import fields_of
 from .command import option
 
 
@@ -52,8 +52,8 @@ class DataArguments:
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
     """The rows to train on, or to evaluate on: a `dict` of several data sets, and `None` if there are none."""
-    from ..trainers.data.files import load_files
-    from ..trainers.data.hub_data import load_hub
+    from ..data.files import load_files
+    from ..data.hub_data import load_hub
 
     streaming = data.streaming and not evaluation
     files, split = (data.eval_files, data.eval_split) if evaluation else (data.train_files, data.split)
@@ -68,8 +68,8 @@ def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
     """The tokenised texts to train or evaluate on, mixed by language with `language_exponent`."""
-    from ..trainers.data.files import load_files, tokenize_texts
-    from ..trainers.data.languages import mix_languages
+    from ..data.files import load_files, tokenize_texts
+    from ..data.languages import mix_languages
 
     if data.language_exponent is not None and data.prepared_data is None:
         parts = [load_files([file]) for file in (data.eval_files if evaluation else data.train_files) or ()]
@@ -87,7 +87,7 @@ def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation
 
 def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> Any:
     """The pairs of a dataset without duplicates and pairs over the maximum. Says what was dropped."""
-    from ..trainers.data.pairs import clean_pairs
+    from ..data.pairs import clean_pairs
 
     query, document, *_ = args.columns_of(dataset)
     kept, report = clean_pairs(dataset, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query)
@@ -102,7 +102,7 @@ def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> An
 
 def data_files(data: DataArguments) -> tuple[str, ...]:
     """The files or the local folder that the training data is read from, for the record of the run."""
-    from ..trainers.data.preparing import read_prepared
+    from ..data.preparing import read_prepared
 
     if data.prepared_data is not None:
         return tuple(name for name, _ in read_prepared(data.prepared_data)["settings"]["files"])

@@ -24,7 +24,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..encode.durable import remove_files, replacing, replacing_files
+from ..utils.durable import remove_files, replacing, replacing_files
 from .command import MODEL_FILES, argument_parser, naming, next_step, writing_to
 from .fit import copy_source, joined_texts, streams_of
 
@@ -224,7 +224,7 @@ def hidden_states(folder: Path, texts: Sequence[str], **loading: Any) -> list[to
     import torch
     from transformers import AutoTokenizer
 
-    from ..modeling.auto_m3bert import load_model
+    from ..models.auto import load_model
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder, **loading), load_model(folder, **loading).eval()
     encoder = model.get_encoder() if model.config.is_encoder_decoder else model

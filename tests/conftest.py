@@ -20,7 +20,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_see
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from m3bert.commands import sources
-from m3bert.modeling import EmbeddingSettings, M3BertConfig, M3BertForMaskedLM, M3BertModel
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertModel
+from m3bert.models.settings import EmbeddingSettings
 from tests import warm_processes
 
 

@@ -35,9 +35,9 @@ FILE = re.compile(r"# (\w+\.(?:py|sh|yaml))\n")  # the first line of a block tha
 def make_short() -> None:
     """Replace what takes long, before a command imports it."""
     from m3bert.commands import sources
+    from m3bert.data import stdlib_docs
     from m3bert.evaluation import latency
     from m3bert.trainers.core.arguments import NestedTrainingArguments
-    from m3bert.trainers.data import stdlib_docs
 
     check, measure = NestedTrainingArguments.__post_init__, latency.measure_latency
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from m3bert.modeling import M3BertModel
 from tests.conftest import WORDS, tiny_config, write_modules
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves
-from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
+from tests.models.test_native import BIASES, POST_NORM
 
 
 PROMPTS = {"query": "read the ", "document": "text of "}

@@ -31,7 +31,7 @@ from m3bert import cli, modeling as modeling_m3bert, trainers
 from m3bert.commands.example_data import example_files
 from m3bert.evaluation import find_tasks
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
-from m3bert.trainers.core import papers
+from m3bert.utils import papers
 from tests.evaluation_data import write_nanobeir, write_paper_tasks
 from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets

@@ -15,13 +15,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
+from m3bert.data.files import load_files, require_texts
 from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.index.corpus import Corpus
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid
 from m3bert.trainers.core.checkpoints import load_weights
-from m3bert.trainers.data.files import load_files, require_texts
 from tests.conftest import tiny_config
 
 

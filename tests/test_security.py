@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from transformers import AutoModel
 
 from m3bert import modeling as modeling_m3bert
+from m3bert.data.hub_data import load_hub
+from m3bert.data.teacher import Teacher
 from m3bert.encode.quantizer import find_quantizer
 from m3bert.evaluation import GridEncoder, evaluate_grid, find_tasks
 from m3bert.exits.fit import fit_exits
@@ -27,11 +29,10 @@ from m3bert.hub_cards.publication import Options, prepare
 from m3bert.index.corpus import Corpus
 from m3bert.index.index import Index
 from m3bert.index.plan import Plan
-from m3bert.modeling import EmbeddingSettings, convert_to_m3bert
+from m3bert.models.conversion import convert_to_m3bert
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity
 from m3bert.trainers.core.given import backbone_of
-from m3bert.trainers.data.hub_data import load_hub
-from m3bert.trainers.data.teacher import Teacher
 from tests.evaluation_data import write_data
 from tests.published import contrastive_trainer
 

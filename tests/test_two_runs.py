@@ -49,7 +49,7 @@ def slowly(function):
 """
 CACHE = """
 from m3bert.trainers import Teacher
-from m3bert.trainers.data import teacher
+from m3bert.data import teacher
 teacher.ROWS_OF_A_BATCH, teacher.Teacher._encode = 16, slowly(Teacher._encode)
 begin()
 Teacher(str(folder / "encoder")).embed(json.loads((folder / "texts.json").read_text()), folder / "out")

@@ -5,15 +5,17 @@ if __name__ == "trainers":
 
 from typing import TYPE_CHECKING
 
-from ..encode.lazy import face
+from ..utils.lazy import face
 
 
 if TYPE_CHECKING:
+    from ..data.collators import TextColumnsCollator as TextColumnsCollator
+    from ..data.teacher import Teacher as Teacher, TeacherEmbeddings as TeacherEmbeddings
     from ..encode.granularity import Granularity as Granularity, Grid as Grid
     from ..encode.projection import Projection as Projection
     from ..encode.states import NestedStates as NestedStates, nested_states as nested_states, truncate as truncate
     from ..exits.fit import ExitFit as ExitFit, fit_exits as fit_exits
-    from ..hub_cards.publishing import PublishingTrainer as PublishingTrainer
+    from ..utils.papers import Identity as Identity, Paper as Paper
     from .baselines.espresso import (
         Espresso as Espresso,
         EspressoConfig as EspressoConfig,
@@ -46,11 +48,22 @@ if TYPE_CHECKING:
     )
     from .core.composition import Composition as Composition
     from .core.model import NestedModel as NestedModel
-    from .core.objective import Identity as Identity, NestedBatch as NestedBatch, Objective as Objective, Term as Term
-    from .core.papers import Paper as Paper
+    from .core.objective import NestedBatch as NestedBatch, Objective as Objective, Term as Term
+    from .core.publishing import PublishingTrainer as PublishingTrainer
     from .core.trainer import NestedTrainer as NestedTrainer
-    from .data.collators import TextColumnsCollator as TextColumnsCollator
-    from .data.teacher import Teacher as Teacher, TeacherEmbeddings as TeacherEmbeddings
+    from .distillation.objective import (
+        DistillationConfig as DistillationConfig,
+        DistillationTrainer as DistillationTrainer,
+    )
+    from .distillation.teacher import (
+        CRD as CRD,
+        HPD as HPD,
+        TeacherContrast as TeacherContrast,
+        TeacherMSE as TeacherMSE,
+    )
+    from .embedding.nested_loss import NestedLoss as NestedLoss
+    from .embedding.objective import EmbeddingConfig as EmbeddingConfig, EmbeddingObjective as EmbeddingObjective
+    from .embedding.trainer import EmbeddingTrainer as EmbeddingTrainer
     from .exit_distillation.cross_depth import CrossDepth as CrossDepth
     from .exit_distillation.teacher_space import TeacherSpace as TeacherSpace
     from .exit_distillation.trainer import (
@@ -83,14 +96,6 @@ if TYPE_CHECKING:
     from .mixture import MixtureConfig as MixtureConfig, MixtureTrainer as MixtureTrainer
     from .qama.objective import QAMA as QAMA
     from .qama.trainer import QAMAConfig as QAMAConfig, QAMATrainer as QAMATrainer
-    from .shared.distillation import (
-        DistillationConfig as DistillationConfig,
-        DistillationTrainer as DistillationTrainer,
-    )
-    from .shared.embedding import EmbeddingConfig as EmbeddingConfig, EmbeddingObjective as EmbeddingObjective
-    from .shared.embedding_trainer import EmbeddingTrainer as EmbeddingTrainer
-    from .shared.nested_loss import NestedLoss as NestedLoss
-    from .shared.teacher import CRD as CRD, HPD as HPD, TeacherContrast as TeacherContrast, TeacherMSE as TeacherMSE
 
 # Module -> its public names, as type checkers see them above.
 EXPORTS = {
@@ -98,7 +103,7 @@ EXPORTS = {
     "..encode.projection": "Projection",
     "..encode.states": "NestedStates nested_states truncate",
     "..exits.fit": "ExitFit fit_exits",
-    "..hub_cards.publishing": "PublishingTrainer",
+    ".core.publishing": "PublishingTrainer",
     ".baselines.espresso": "Espresso EspressoConfig EspressoTrainer",
     ".baselines.matryoshka_2d": "Matryoshka2d Matryoshka2dConfig Matryoshka2dTrainer",
     ".baselines.simcse": "SimCSE SimCSEConfig SimCSETrainer",
@@ -108,11 +113,11 @@ EXPORTS = {
     ".core.arguments": "NestedTrainingArguments TextTrainingArguments",
     ".core.composition": "Composition",
     ".core.model": "NestedModel",
-    ".core.objective": "Identity NestedBatch Objective Term",
-    ".core.papers": "Paper",
+    ".core.objective": "NestedBatch Objective Term",
+    "..utils.papers": "Identity Paper",
     ".core.trainer": "NestedTrainer",
-    ".data.collators": "TextColumnsCollator",
-    ".data.teacher": "Teacher TeacherEmbeddings",
+    "..data.collators": "TextColumnsCollator",
+    "..data.teacher": "Teacher TeacherEmbeddings",
     ".exit_distillation.cross_depth": "CrossDepth",
     ".exit_distillation.teacher_space": "TeacherSpace",
     ".exit_distillation.trainer": "ExitDistillation ExitDistillationConfig ExitDistillationTrainer",
@@ -129,11 +134,11 @@ EXPORTS = {
     ".mixture": "MixtureConfig MixtureTrainer",
     ".qama.objective": "QAMA",
     ".qama.trainer": "QAMAConfig QAMATrainer",
-    ".shared.distillation": "DistillationConfig DistillationTrainer",
-    ".shared.embedding": "EmbeddingConfig EmbeddingObjective",
-    ".shared.embedding_trainer": "EmbeddingTrainer",
-    ".shared.nested_loss": "NestedLoss",
-    ".shared.teacher": "CRD HPD TeacherContrast TeacherMSE",
+    ".distillation.objective": "DistillationConfig DistillationTrainer",
+    ".embedding.objective": "EmbeddingConfig EmbeddingObjective",
+    ".embedding.trainer": "EmbeddingTrainer",
+    ".embedding.nested_loss": "NestedLoss",
+    ".distillation.teacher": "CRD HPD TeacherContrast TeacherMSE",
 }
 __getattr__, __dir__, __all__ = face(__name__, EXPORTS)
 

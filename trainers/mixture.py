@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..encode.granularity import EncoderConfig, Grid
-from ..encode.help_texts import described
+from ..utils.help_texts import described
 from .contrastive.contrastive import Contrastive, ContrastiveConfig
 from .core.composition import Composition, mapping_of
 from .core.objective import Objective
+from .embedding.trainer import EmbeddingTrainer
 from .mic.objectives import SCR, SIR
 from .mipic.pic import PIC
 from .mipic.sia import SIA
-from .shared.embedding_trainer import EmbeddingTrainer
 
 
 REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}

@@ -31,11 +31,12 @@ from benchmarks.reproduction.study import development_tasks
 from m3bert.commands.command import run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
+from m3bert.data.files import load_files, tokenize_texts
 from m3bert.evaluation import GridEncoder, evaluate_grid
-from m3bert.modeling import M3BertForMaskedLM, M3BertModel, convert_to_m3bert
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.models.conversion import convert_to_m3bert
 from m3bert.trainers import Granularity, Grid, MultigranularMLMConfig, MultigranularMLMTrainer
 from m3bert.trainers.core.checkpoints import complete_checkpoints
-from m3bert.trainers.data.files import load_files, tokenize_texts
 
 
 CACHE = Path.home() / ".cache" / "m3bert" / "reproduction"

@@ -28,7 +28,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from m3bert.commands.command import argument_parser, run_command
-from m3bert.modeling import EmbeddingSettings
+from m3bert.models.settings import EmbeddingSettings
 
 
 MAX_LENGTH = 512

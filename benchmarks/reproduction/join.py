@@ -37,7 +37,7 @@ from benchmarks.reproduction.study import add_results, tests_there
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.exits.passes import RawStates
-from m3bert.modeling import EmbeddingSettings
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, TeacherEmbeddings, fit_exits, nested_states, truncate
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from m3bert.trainers import Grid, Starbucks, StarbucksConfig
-from m3bert.trainers.shared.embedding import EmbeddingObjective
+from m3bert.trainers.embedding.objective import EmbeddingObjective
 
 
 class NestedSimilarity(Starbucks):

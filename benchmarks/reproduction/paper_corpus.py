@@ -21,9 +21,9 @@ from pathlib import Path
 
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import local_data
-from m3bert.encode.durable import replace_text
 from m3bert.evaluation import find_task
 from m3bert.evaluation.readers import read_part
+from m3bert.utils.durable import replace_text
 
 
 # Task -> texts or pairs to draw from its training set.

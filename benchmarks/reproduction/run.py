@@ -44,11 +44,11 @@ from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.device import ComputeArguments
-from m3bert.encode.durable import replacing
 from m3bert.evaluation import GridEncoder, evaluate_grid
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
-from m3bert.trainers.shared.distillation import DistillationConfig
+from m3bert.trainers.distillation.objective import DistillationConfig
+from m3bert.utils.durable import replacing
 
 
 RESULTS = Path(__file__).with_name("results")

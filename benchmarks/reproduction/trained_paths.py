@@ -32,11 +32,11 @@ from benchmarks.reproduction.study import Run, add_results, tests_there
 from m3bert.commands.command import run_command
 from m3bert.commands.recipes import read_recipes
 from m3bert.commands.sources import data_folder, default_base
+from m3bert.data.teacher import Teacher
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
-from m3bert.modeling import EmbeddingSettings
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity
-from m3bert.trainers.data.teacher import Teacher
 
 
 DEPTHS = {"minilm": [2, 3], "e5": [4, 6]}  # a third and a half of the layers

@@ -15,9 +15,9 @@ from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, corpus, pie
 from benchmarks.reproduction.study import held_out_sentences, is_there
 from m3bert.commands.mine_negatives import MiningArguments, mine
 from m3bert.commands.sources import default_base
+from m3bert.data.files import load_files
 from m3bert.evaluation.readers import read_rows
 from m3bert.trainers import Teacher
-from m3bert.trainers.data.files import load_files
 
 
 STS_TESTS = ("stsb", "sts12", "sts13", "sts14", "sts15", "sts16", "sick")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..modeling.anatomy_m3bert import anatomy_of
+from ..models.anatomy import anatomy_of
 from .gradient_caching import cached_vectors
 from .packed_rows import DOCUMENTS, OwnRows, check_packable
 from .ranks import smallest_on_all_ranks

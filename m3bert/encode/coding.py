@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..utils.extras import require_extra, require_sentence_transformers
 from .codes import FLOAT, bytes_per_vector, code_of, stored_bits
 from .embeddings import ROWS_AT_ONCE
-from .extras import require_extra, require_sentence_transformers
 from .granularity import Granularity, Grid
 from .states import truncate
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .help_texts import described
+from ..utils.help_texts import described
 
 
 if TYPE_CHECKING:  # the commands print their help without loading torch

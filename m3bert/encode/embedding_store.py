@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .durable import only_writer, replace_text
+from ..utils.durable import only_writer, replace_text
+from ..utils.typed import read_object
 from .ranks import rank, wait_for_all_ranks, world_size
-from .typed import read_object
 
 
 logger = logging.getLogger(__name__)

@@ -14,19 +14,18 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..modeling import EmbeddingSettings
-from ..modeling.auto_m3bert import load_model
 from ..modeling.modeling_elastic import Elasticity, Source
-from ..modeling.settings_m3bert import load_tokenizer, safetensors_only
+from ..models.auto import load_model
+from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
+from ..utils.columns import Role
+from ..utils.hashing import fingerprint_of
 from .batch import PassCost
 from .codes import code_of
 from .coding import require_quantizer
-from .columns import Role
 from .device import ComputeArguments, autocast, place
 from .embedding_store import EmbeddingStore
 from .embeddings import GridEmbeddings
 from .granularity import EncoderConfig, Granularity, Grid
-from .hashing import fingerprint_of
 from .identity import encoder_parts
 from .padded_batches import TOKENS_PER_TEXT, tokenized_chunks
 from .projection import Projection

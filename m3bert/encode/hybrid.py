@@ -15,7 +15,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from .extras import require_extra
+from ..utils.extras import require_extra
 from .words import words
 
 

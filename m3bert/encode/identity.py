@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from .hashing import fingerprint_of, key_of, weights_fingerprint
+from ..utils.hashing import fingerprint_of, key_of, weights_fingerprint
 from .states import unwrap_encoder
 
 

@@ -20,7 +20,7 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from ..modeling.conversion_m3bert import CONVERTIBLE
+from ..models.conversion import CONVERTIBLE
 from .granularity import EncoderConfig
 
 

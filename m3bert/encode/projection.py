@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
 
+from ..utils.numerics import no_autocast, precise
 from .granularity import EncoderConfig, Grid
-from .numerics import no_autocast, precise
 from .states import shared_layers, width_of
-
-
-if TYPE_CHECKING:
-    from ..trainers.core.objective import Objective
 
 
 # What to do where an objective reads what a published projection does not give.
@@ -51,7 +47,7 @@ class Projection(nn.Linear):
         with no_autocast(vectors):
             return nn.functional.linear(precise(vectors), precise(self.weight), bias)
 
-    def validate(self, objective: Objective, config: EncoderConfig) -> None:
+    def validate(self, objective: Any, config: EncoderConfig) -> None:
         """
         Check that the projection gives everything that the objective reads, and that the published model gives all
         dims, which the projection reads.

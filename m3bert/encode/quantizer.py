@@ -8,7 +8,7 @@ from typing import Any
 
 from ..modeling import M3BertQuantizer, quantization_m3bert
 from ..modeling.modeling_elastic import Source
-from ..modeling.settings_m3bert import hub_id, safetensors_only
+from ..models.settings import hub_id, safetensors_only
 
 
 QUANTIZER_FOLDER = "quantizer"

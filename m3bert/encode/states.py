@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..modeling.anatomy_m3bert import Resumed, Tapped, anatomy_of, run_native
-from ..modeling.conversion_m3bert import OFFSET_POSITIONS
 from ..modeling.modeling_elastic import Elasticity, layer_list, resolve_size, view
-from ..modeling.settings_m3bert import POOLINGS, Pooling
+from ..models.anatomy import Resumed, Tapped, anatomy_of, run_native
+from ..models.conversion import OFFSET_POSITIONS
+from ..models.settings import POOLINGS, Pooling
 from .granularity import EncoderConfig
 from .packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .hashing import fingerprint_of
+from ..utils.hashing import fingerprint_of
 from .ranks import rank, sum_over_ranks, world_size
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..encode.lazy import face
+from ..utils.lazy import face
 
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..encode.columns import Role
+from ..data.collators import joined_text, separator_for
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
-from ..trainers.data.collators import joined_text, separator_for
+from ..utils.columns import Role
 
 
 class GridEmbedder:

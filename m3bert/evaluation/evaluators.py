@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from ..encode.columns import Role
-from ..encode.extras import require_extra
 from ..encode.granularity import Granularity
-from ..encode.hashing import fingerprint_of
 from ..encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
 from ..encode.search import SHORTLISTS, exact_search, nearest, products_share, rerank
 from ..encode.states import truncate
+from ..utils.columns import Role
+from ..utils.extras import require_extra
+from ..utils.hashing import fingerprint_of
 from .geometry import geometry_scores
 from .metrics import (
     alignment,

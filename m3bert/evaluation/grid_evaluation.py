@@ -22,9 +22,9 @@ from ..encode.coding import code_vectors
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
-from ..encode.hashing import key_of
 from ..encode.states import shared_layers, truncate, unwrap_encoder
 from ..modeling.modeling_elastic import source_of
+from ..utils.hashing import key_of
 from .evaluators import Evaluator, Geometry, Retrieval, Scores, Vectors
 from .readers import load_task
 from .results import GridResults, Score

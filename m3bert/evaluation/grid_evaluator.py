@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..encode.encoder import GridEncoder
-from ..encode.extras import require_extra
 from ..encode.granularity import Granularity, Grid
+from ..utils.extras import require_extra
 from .grid_evaluation import score_grid
 from .readers import load_task
 from .tasks import Task, find_tasks

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import EvalPrediction
 
-from ..encode.extras import require_extra
+from ..utils.extras import require_extra
 
 
 ROWS_AT_ONCE = 1024  # rows of the matrix of distances that are in memory together

@@ -26,12 +26,12 @@ from mteb.types import OutputDType, PromptType
 
 from ..encode.codes import CODES, FLOAT
 from ..encode.coding import Coder
-from ..encode.columns import Role
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
-from ..encode.hashing import fingerprint_of, key_of
 from ..encode.states import unwrap_encoder
+from ..utils.columns import Role
+from ..utils.hashing import fingerprint_of, key_of
 from .results import GridResults, Score
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import datasets
 
-from ..trainers.data.files import load_files
-from ..trainers.data.formats import FORMATS, number_of, suffix_of, text_of
-from ..trainers.data.hub_data import load_hub
+from ..data.files import load_files
+from ..data.formats import FORMATS, number_of, suffix_of, text_of
+from ..data.hub_data import load_hub
 from .readers import Read, Rows, first_of, read_rows
 from .tasks import GROUPS, TASKS, HubData, Task
 
@@ -88,7 +88,7 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
 
 def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), split: str = "test") -> Task:
     """
-    Classification of your own labelled texts. Labels are compared as texts ([`~trainers.data.formats.text_of`]): `007`
+    Classification of your own labelled texts. Labels are compared as texts ([`~data.formats.text_of`]): `007`
     of a CSV file is not `7`, and the number 7 of a JSON file is.
 
     Args:

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data.formats import number_of, rows_of, text_of
+from ..data.hub_data import load_hub
+from ..data.stdlib_docs import split_by_module, stdlib_pairs
 from ..encode.words import words
-from ..trainers.data.formats import number_of, rows_of, text_of
-from ..trainers.data.hub_data import load_hub
-from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
 from .evaluators import STS, BitextMining, Classification, Evaluator, Geometry, PairClassification, Retrieval
 from .tasks import HubData, Task
 

@@ -12,9 +12,9 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from ..encode.codes import FLOAT, bytes_per_vector
-from ..encode.durable import replace_text
 from ..encode.granularity import Granularity, Grid
-from ..encode.typed import read_object, typed
+from ..utils.durable import replace_text
+from ..utils.typed import read_object, typed
 
 
 SCHEMA_VERSION = 7

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..encode.help_texts import did_you_mean
+from ..utils.help_texts import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..encode.hashing import weights_fingerprint
+from ..data.teacher import TeacherEmbeddings
 from ..encode.identity import encoder_parts
 from ..encode.projection import Projection
 from ..encode.ranks import rank, world_size
 from ..encode.states import Pooling, check_pooling, longest_text
 from ..encode.tokenized_texts import TokenizedTexts
-from ..modeling import EmbeddingSettings
 from ..modeling.modeling_elastic import Elasticity, make_elastic
-from ..trainers.data.teacher import TeacherEmbeddings
+from ..models.settings import EmbeddingSettings
+from ..utils.hashing import weights_fingerprint
 from .choice import Queries, candidates_of, choose
 from .kept import KeptParts
 from .passes import PATH_TEXTS, RawStates, TextPasses, token_features

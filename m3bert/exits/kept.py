@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..encode.durable import replacing
-from ..encode.hashing import key_of
 from ..encode.ranks import rank, sum_over_ranks, world_size
+from ..utils.durable import replacing
+from ..utils.hashing import key_of
 from .ridge import Moments
 from .sums import ExitSums, PathFit
 

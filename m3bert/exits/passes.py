@@ -13,6 +13,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ..data.teacher import TeacherEmbeddings
 from ..encode.batch import PassCost, in_row_order
 from ..encode.device import autocast
 from ..encode.padded_batches import TOKENS_PER_TEXT, padded_chunks
@@ -20,7 +21,6 @@ from ..encode.projection import Projection
 from ..encode.ranks import rank
 from ..encode.states import Pooling, nested_states, truncate
 from ..encode.tokenized_texts import TokenizedText, TokenizedTexts
-from ..trainers.data.teacher import TeacherEmbeddings
 from .kept import KeptParts
 from .ridge import Name
 from .spans import is_query, span_of

@@ -17,8 +17,8 @@ from tqdm.auto import tqdm
 from ..encode.device import autocast
 from ..encode.ranks import rank
 from ..encode.tokenized_texts import TokenizedText
-from ..modeling.anatomy_m3bert import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from ..modeling.modeling_elastic import layer_list, view, with_parameters
+from ..models.anatomy import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from .passes import RawStates
 from .refit import Refit, Tensors
 from .sums import PathFit

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..encode.ranks import sum_over_ranks
-from ..modeling.anatomy_m3bert import FeedForward, Inner
+from ..models.anatomy import FeedForward, Inner
 
 
 MOST_HELD_OUT = 2000  # tokens, which are kept as they are

@@ -10,8 +10,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..data.packing import Frame
 from ..encode.ranks import rank, sum_over_ranks, world_size
-from ..trainers.data.packing import Frame
 
 
 SMOOTHING = (1e-3, 1e-4)  # a of the weights a / (a + share of the token)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
-from ..encode.columns import fields_of
-from ..trainers.data.collators import joined_text
-from ..trainers.data.files import load_files
-from ..trainers.data.formats import number_of, text_of
+from ..data.collators import joined_text
+from ..data.files import load_files
+from ..data.formats import number_of, text_of
+from ..utils.columns import fields_of
 
 
 # Types of metadata columns that documents can be filtered by.

@@ -14,8 +14,8 @@ import torch
 
 from ..encode.codes import bytes_per_vector, code_of
 from ..encode.coding import Coder
-from ..encode.durable import remove_files
-from ..encode.extras import require_extra
+from ..utils.durable import remove_files
+from ..utils.extras import require_extra
 from .corpus import Document
 
 

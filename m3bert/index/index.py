@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..encode.durable import only_writer, replace_text
 from ..encode.encoder import GridEncoder
 from ..encode.states import unwrap_encoder
-from ..encode.typed import read_object
+from ..utils.durable import only_writer, replace_text
+from ..utils.typed import read_object
 from .corpus import Corpus, Document, column_types, is_of_type
 from .engine import Batch, Committed, Engine, Hit, Layout, find_engine
 from .plan import Plan, encoder_identity, require_same_encoder

@@ -12,12 +12,12 @@ import torch
 
 from ..encode.codes import FLOAT
 from ..encode.coding import Coder
-from ..encode.durable import replace_text
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
-from ..encode.typed import read_object, typed
 from ..evaluation.choice import Choice
 from ..evaluation.results import GridResults
+from ..utils.durable import replace_text
+from ..utils.typed import read_object, typed
 from .engine import Layout
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ...encode.help_texts import did_you_mean
+from ...utils.help_texts import did_you_mean
 from ..command import argument_parser
 
 

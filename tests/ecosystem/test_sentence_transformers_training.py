@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from m3bert.evaluation import GridEncoder
-from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Grid
 from tests.conftest import tiny_config, write_modules
 

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks._measure import seconds_in_turn
 from m3bert.evaluation import latency, measure_latency
-from m3bert.modeling.anatomy_m3bert import anatomy_of
 from m3bert.modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.models.anatomy import anatomy_of
 from m3bert.trainers import Grid
 
 

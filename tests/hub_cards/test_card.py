@@ -36,8 +36,7 @@ from m3bert.trainers import (
     Objective,
     SimCSEConfig,
 )
-from m3bert.trainers.core.objective import Identity
-from m3bert.trainers.core.papers import M3BERT, MIC, MIPIC, MRL, SIMCSE, Paper
+from m3bert.utils.papers import M3BERT, MIC, MIPIC, MRL, SIMCSE, Identity, Paper
 from tests.conftest import quiet, tiny_config
 from tests.published import GRID, TASKS, contrastive_trainer, save_with_exits
 

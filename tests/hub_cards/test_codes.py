@@ -20,7 +20,7 @@ from m3bert.hub_cards.sections import parse
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
 from tests.evaluation_data import write_data
-from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
+from tests.models.test_native import BIASES, POST_NORM
 from tests.published import save_with_exits
 
 

@@ -6,7 +6,7 @@ from transformers import BertConfig, BertModel
 
 from m3bert.hub_cards.costs import costs, tokens_counted
 from m3bert.modeling import M3BertModel
-from m3bert.modeling.auto_m3bert import load_config, load_model
+from m3bert.models.auto import load_config, load_model
 from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
 from tests.elastic_repositories import SIZES, save_elastic

@@ -14,7 +14,7 @@ from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.router_export import export_router
 from m3bert.hub_cards.static_export import export_static
-from m3bert.modeling.auto_m3bert import load_model
+from m3bert.models.auto import load_model
 from m3bert.trainers import Granularity, Projection
 from tests.conftest import assert_close
 from tests.elastic_repositories import KINDS, PATH, VOCABULARY, WIDTH, save_elastic

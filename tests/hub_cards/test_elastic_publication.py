@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from m3bert.commands import export
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.publication import Options, prepare
-from m3bert.modeling.auto_m3bert import load_model
+from m3bert.models.auto import load_model
 from m3bert.trainers import Granularity
 from tests.elastic_repositories import VOCABULARY, save_elastic
 from tests.published import save_with_exits

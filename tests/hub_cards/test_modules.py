@@ -15,8 +15,8 @@ from torch import nn
 
 from m3bert.commands.encoder import EncoderArguments, load_encoder
 from m3bert.evaluation import GridEncoder
-from m3bert.modeling import EmbeddingSettings, M3BertModel
-from m3bert.modeling.settings_m3bert import MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER
+from m3bert.modeling import M3BertModel
+from m3bert.models.settings import MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, EmbeddingSettings
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid, Projection
 from tests.conftest import quiet, tiny_config, write_modules
 

@@ -15,10 +15,11 @@ from m3bert.evaluation import GridEncoder, GridResults
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native, lost_layers
 from m3bert.hub_cards.publication import Options, prepare
-from m3bert.modeling import EmbeddingSettings, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
+from m3bert.modeling import M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, Grid, Projection
 from tests.conftest import assert_close, tiny_config, write_modules
-from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
+from tests.models.test_native import BIASES, POST_NORM
 from tests.published import GRID, assert_served, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import LONGEST, PROMPTS, save_static, state_only_model
 

@@ -19,7 +19,8 @@ from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards import onnx_export
 from m3bert.hub_cards.costs import costs
 from m3bert.hub_cards.onnx_export import INPUTS, embed, export_onnx, halve_onnx, open_session, quantize_onnx
-from m3bert.modeling import M3BertModel, convert_to_m3bert
+from m3bert.modeling import M3BertModel
+from m3bert.models.conversion import convert_to_m3bert
 from m3bert.trainers import Granularity, Grid, Projection, nested_states, truncate
 from tests.conftest import WORDS, padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import VOCABULARY, give_table

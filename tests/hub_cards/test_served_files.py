@@ -13,10 +13,11 @@ from m3bert.commands.convert import convert
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.publication import Options, prepare
-from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity
 from tests.conftest import tiny_config
-from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
+from tests.models.test_native import BIASES, POST_NORM
 from tests.published import assert_served, contrastive_trainer, save_with_exits
 
 

@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetInfo
 from transformers import TrainingArguments
 
 from m3bert import trainers
+from m3bert.data.formats import file_name
 from m3bert.hub_cards.training_record import (
     BOOKKEEPING,
     RECORD_FILE,
@@ -22,8 +23,7 @@ from m3bert.hub_cards.training_record import (
 )
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
-from m3bert.trainers.core import papers
-from m3bert.trainers.data.formats import file_name
+from m3bert.utils import papers
 from tests.conftest import quiet, tiny_config
 from tests.published import contrastive_trainer
 from tests.trainers.tiny_run import quiet_model

@@ -13,14 +13,15 @@ from transformers import AutoModel, BertTokenizer, PreTrainedModel, set_seed
 
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
-from m3bert.modeling import M3BertForMaskedLM, convert_to_m3bert
+from m3bert.modeling import M3BertForMaskedLM
 from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.models.conversion import convert_to_m3bert
 from m3bert.trainers import Granularity
 from tests.conftest import WORDS, tiny_config, write_modules
 from tests.loading.check import outputs_of
 from tests.modeling_m3bert.static_models import WIDTH, affine, give_table
-from tests.modeling_m3bert.test_conversion_m3bert import random_encoder
 from tests.modeling_m3bert.test_elastic import config_of, give_depths
+from tests.models.test_conversion import random_encoder
 from tests.static_checkpoints import save_static
 
 

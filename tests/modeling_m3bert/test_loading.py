@@ -12,7 +12,8 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 
 from benchmarks.elastic_loading import measure
-from m3bert.modeling import EmbeddingSettings, M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
+from m3bert.modeling import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
+from m3bert.models.settings import EmbeddingSettings
 from tests.conftest import assert_close, padded_batch, tiny_config, write_modules
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 

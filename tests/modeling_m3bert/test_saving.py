@@ -18,8 +18,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
 
 from m3bert import GridEncoder
-from m3bert.modeling.auto_m3bert import load_config, load_model
 from m3bert.modeling.modeling_elastic import AUTO_CLASSES
+from m3bert.models.auto import load_config, load_model
 from tests.conftest import assert_close
 from tests.elastic_repositories import KINDS, save_elastic
 from tests.modeling_m3bert.static_models import assert_refused

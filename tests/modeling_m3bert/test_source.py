@@ -15,9 +15,10 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from m3bert.encode.encoder import GridEncoder
-from m3bert.modeling import EmbeddingSettings, M3BertModel
-from m3bert.modeling.auto_m3bert import load_model
+from m3bert.modeling import M3BertModel
 from m3bert.modeling.modeling_elastic import Source
+from m3bert.models.auto import load_model
+from m3bert.models.settings import EmbeddingSettings
 from tests.elastic_repositories import PROMPTS, save_elastic
 
 
@@ -51,9 +52,9 @@ OTHERS = {
     "m3bert/encode/encoder.py": "options of a source that is made there",
     "m3bert/encode/quantizer.py": "options of the source, with another subfolder",
     "m3bert/evaluation/grid_evaluator.py": "modules in memory",
-    "modeling_m3bert/conversion_m3bert.py": "the first look-up of a name",
+    "m3bert/models/conversion.py": "the first look-up of a name",
     "modeling_m3bert/modeling_elastic.py": "options of a source that is made there, or nn.Embedding",
-    "modeling_m3bert/settings_m3bert.py": "a module in memory",
+    "m3bert/models/settings.py": "a module in memory",
     "scripts/backbone.py": "options of a source that is made there",
     "scripts/convert.py": "at the commit of a source that is made there",
     "scripts/encoder.py": "the first look-up of a name",
@@ -64,7 +65,7 @@ OTHERS = {
     "scripts/trim.py": "a folder of this machine",
     "trainers/core/checkpoints.py": "a folder of this machine",
     "trainers/core/given.py": "the first look-up of a name",
-    "trainers/data/teacher.py": "at the commit of the teacher",
+    "m3bert/data/teacher.py": "at the commit of the teacher",
 }  # fmt: skip
 
 

@@ -11,15 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from m3bert.modeling import (
-    M3BertConfig,
-    M3BertForMaskedLM,
-    M3BertForTokenClassification,
-    M3BertModel,
-    convert_to_native,
-)
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
 from m3bert.modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, write_parts
-from m3bert.modeling.native_m3bert import output_map
+from m3bert.models.native import convert_to_native, output_map
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import (
     IGNORED,
@@ -32,7 +26,7 @@ from tests.modeling_m3bert.static_models import (
     with_table,
 )
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
-from tests.modeling_m3bert.test_native_m3bert import random_m3bert
+from tests.models.test_native import random_m3bert
 
 
 EXTRAS = f"{EXTRAS_FOLDER}/{EXTRAS_FILE}"

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from m3bert.commands.example_data import main
+from m3bert.data.files import load_files
 from m3bert.evaluation import collection_task, find_task, labels_task, load_task, pairs_task
-from m3bert.trainers.data.files import load_files
 
 
 def rows(file) -> list[dict[str, str]]:

@@ -15,7 +15,8 @@ from m3bert.evaluation.readers import load_task
 from m3bert.evaluation.tasks import find_task
 from m3bert.hub_cards import onnx_export
 from m3bert.hub_cards.onnx_graphs import QUALITY
-from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
 from tests.evaluation_data import write_data

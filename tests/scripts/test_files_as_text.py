@@ -15,14 +15,14 @@ import pytest
 
 from m3bert.commands import fit, trim
 from m3bert.commands.training_data import DataArguments, read_data
+from m3bert.data.files import load_files, load_split
+from m3bert.data.formats import number_of, text_of
+from m3bert.data.hub_data import load_hub
+from m3bert.data.preparing import texts_by_language
+from m3bert.data.target_vectors import read_target_vectors
 from m3bert.evaluation.own_data import _read_table, labels_task, pairs_task
 from m3bert.evaluation.readers import load_task, read_rows
 from m3bert.index.corpus import Corpus
-from m3bert.trainers.data.files import load_files, load_split
-from m3bert.trainers.data.formats import number_of, text_of
-from m3bert.trainers.data.hub_data import load_hub
-from m3bert.trainers.data.preparing import texts_by_language
-from m3bert.trainers.data.target_vectors import read_target_vectors
 
 
 ROOT = Path(__file__).parents[2]

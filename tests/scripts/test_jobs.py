@@ -53,8 +53,8 @@ def test_train_evaluate_and_embed_run_one_after_the_other(tmp_path, monkeypatch,
     run("train", "contrastive", *files, *grid, *short, "--bf16", "false", "--report_to", "none")
     run("embed", "--model_name_or_path", "model", "--files", "corpus.jsonl", *grid, "--output_dir", "vectors")
     assert (tmp_path / "vectors" / "layer_2.npy").is_file()
-    monkeypatch.setattr("m3bert.trainers.data.stdlib_docs.module_pairs", lambda: iter(()))
-    monkeypatch.setattr("m3bert.trainers.data.stdlib_docs.split_by_module.__defaults__", (40,))
+    monkeypatch.setattr("m3bert.data.stdlib_docs.module_pairs", lambda: iter(()))
+    monkeypatch.setattr("m3bert.data.stdlib_docs.split_by_module.__defaults__", (40,))
     options = ["--tasks", "stdlib", *grid, "--no_latency", "--output_dir", "scores"]
     run("evaluate", "--model_name_or_path", "model", *options)
     assert json.loads((tmp_path / "scores" / "results.json").read_text())["scores"]

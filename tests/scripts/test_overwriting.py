@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from m3bert.commands import convert, evaluate, export, fit, train
 from m3bert.commands.command import EXPORT_FILES, MODEL_FILES, check_overwriting
-from m3bert.encode.durable import remove_files
 from m3bert.evaluation import GridEncoder, GridResults
+from m3bert.utils.durable import remove_files
 from tests.evaluation_data import write_data
 
 

@@ -15,7 +15,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from m3bert.commands import quickstart
-from m3bert.trainers.data.stdlib_docs import split_by_module, stdlib_pairs
+from m3bert.data.stdlib_docs import split_by_module, stdlib_pairs
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModel
 
 from m3bert.hub_cards.training_record import TrainingRecord
-from m3bert.modeling.auto_m3bert import load_config, load_model
 from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.models.auto import load_config, load_model
 from m3bert.trainers import Grid
 from m3bert.trainers.core.checkpoints import load_weights
 from m3bert.trainers.core.trainer import declare_grid

@@ -8,11 +8,11 @@ from transformers import BertConfig
 
 from benchmarks._kernels import Counts
 from m3bert.commands.recipes import find_recipe
-from m3bert.encode.numerics import blocks
 from m3bert.trainers import Grid, MIPICConfig, MultigranularMLM, NestedBatch, NestedStates
+from m3bert.trainers.embedding import info_nce
 from m3bert.trainers.m3bert_mlm import losses as masked_lm
 from m3bert.trainers.mipic import losses as mipic
-from m3bert.trainers.shared import info_nce
+from m3bert.utils.numerics import blocks
 from tests.conftest import quiet
 
 

@@ -24,8 +24,8 @@ from m3bert.trainers import (
     fit_exits,
 )
 from tests.conftest import quiet, tiny_config
+from tests.encode.test_ranks import OBJECTIVES, OWN_BATCH, embedding_gradients
 from tests.exits.test_fit import random_texts
-from tests.trainers.core.parallel.test_ranks import OBJECTIVES, OWN_BATCH, embedding_gradients
 from tests.trainers.tiny_run import assert_same_weights, mlm_trainer, quiet_model
 
 

@@ -26,7 +26,8 @@ from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.onnx_export import embed, export_onnx, missing_packages, open_session
 from m3bert.index.plan import encoder_identity
-from m3bert.modeling import EmbeddingSettings, convert_to_m3bert
+from m3bert.models.conversion import convert_to_m3bert
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, Grid, Projection, Teacher, fit_exits
 from tests.conftest import assert_close, quiet, write_modules
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ...encode.granularity import Granularity, Grid
-from ...encode.help_texts import described
 from ...encode.ranks import sum_over_ranks
 from ...encode.states import truncate
-from ..core import papers
+from ...utils import papers
+from ...utils.help_texts import described
 from ..core.objective import NestedBatch, Terms, require_known
-from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
-from ..shared.embedding_trainer import EmbeddingTrainer
+from ..embedding.objective import EmbeddingConfig, EmbeddingObjective
+from ..embedding.trainer import EmbeddingTrainer
 from .losses import compression_alignment, principal_map
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...encode.granularity import Grid
-from ...encode.help_texts import described
-from ..core import papers
+from ...utils import papers
+from ...utils.help_texts import described
 from ..core.objective import NestedBatch, Terms
-from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
-from ..shared.embedding_trainer import EmbeddingTrainer
+from ..embedding.objective import EmbeddingConfig, EmbeddingObjective
+from ..embedding.trainer import EmbeddingTrainer
 
 
 class SimCSE(EmbeddingObjective):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from ...encode.granularity import Grid
-from ...encode.help_texts import described
-from ..core import papers
+from ...utils import papers
+from ...utils.help_texts import described
 from ..core.objective import NestedBatch, Terms
-from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
-from ..shared.embedding_trainer import EmbeddingTrainer
-from ..shared.similarity import nested_similarity_distillation
+from ..embedding.objective import EmbeddingConfig, EmbeddingObjective
+from ..embedding.similarity import nested_similarity_distillation
+from ..embedding.trainer import EmbeddingTrainer
 
 
 class Starbucks(EmbeddingObjective):

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...encode.granularity import Grid
-from ...encode.help_texts import described
-from ..core import papers
-from ..core.objective import REDUCTIONS, Identity, NestedBatch, Terms, require_known
-from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
-from ..shared.embedding_trainer import EmbeddingTrainer
+from ...utils import papers
+from ...utils.help_texts import described
+from ...utils.papers import Identity
+from ..core.objective import REDUCTIONS, NestedBatch, Terms, require_known
+from ..embedding.objective import EmbeddingConfig, EmbeddingObjective
+from ..embedding.trainer import EmbeddingTrainer
 
 
 class Contrastive(EmbeddingObjective):

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from ...encode.columns import labels_of
 from ...encode.granularity import Grid
-from ...encode.help_texts import described
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling
-from ..core import papers
+from ...utils import papers
+from ...utils.columns import labels_of
+from ...utils.help_texts import described
+from ...utils.papers import Identity
 from ..core.arguments import TextTrainingArguments
-from ..core.objective import REDUCTIONS, Identity, NestedBatch, Objective, Terms, require_known, require_positive
-from ..shared.embedding_trainer import EmbeddingTrainer
-from ..shared.scored_losses import (
+from ..core.objective import REDUCTIONS, NestedBatch, Objective, Terms, require_known, require_positive
+from ..embedding.scored_losses import (
     cosent,
     margin_mse,
     nested_pair_angles,
@@ -24,6 +24,7 @@ from ..shared.scored_losses import (
     nested_pair_products,
     score_divergence,
 )
+from ..embedding.trainer import EmbeddingTrainer
 
 
 SIMILARITIES = {"cosine": nested_pair_cosines, "dot": nested_pair_products, "angle": nested_pair_angles}

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Self
 import torch
 from transformers import TrainingArguments
 
-from ...encode.columns import Role, text_columns_of
+from ...data.streams import column_names_of
 from ...encode.granularity import EncoderConfig, Grid
-from ...encode.help_texts import described
 from ...encode.states import Pooling
-from ...modeling import EmbeddingSettings
+from ...models.settings import EmbeddingSettings
+from ...utils.columns import Role, text_columns_of
+from ...utils.help_texts import described
 from .objective import Objective, require_known
-from .streams import column_names_of
 
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import yaml
 from torch import nn
 
 from ...encode.granularity import EncoderConfig
-from .objective import Identity, NestedBatch, Objective, Terms
+from ...utils.papers import Identity
+from .objective import NestedBatch, Objective, Terms
 
 
 class Composition(Objective):

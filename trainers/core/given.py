@@ -10,10 +10,9 @@ from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...encode.states import unwrap_encoder
-from ...modeling import EmbeddingSettings
-from ...modeling.auto_m3bert import load_model
 from ...modeling.modeling_elastic import source_of
-from ...modeling.settings_m3bert import load_tokenizer, safetensors_only
+from ...models.auto import load_model
+from ...models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
 
 
 ONE_MODEL = "A trainer has one model: to search, make one for each trial and compare trainer.evaluate()['eval_loss']."

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...encode.granularity import EncoderConfig, Granularity, Grid
 from ...encode.states import Pooling, TextStates
-from .papers import Paper
+from ...utils.papers import Identity, Paper
 
 
 @dataclass(frozen=True)
@@ -67,29 +67,6 @@ class TermMeter:
             means = {name: (value / count).item() for name, value in zip(names, sums, strict=True)}
         self.sums, self.count, self.last_step = {}, 0.0, None
         return means
-
-
-@dataclass(frozen=True)
-class Identity:
-    """
-    Description of an objective for training records and model cards.
-
-    Args:
-        name (`str`): Common name, such as `"SIA"`.
-        equation (`str`): What the objective computes, with the equation of the paper.
-        papers (`tuple[Paper, ...]`): Papers to cite.
-        tags (`tuple[str, ...]`): Tags for the Hub.
-        weight (`float`, *optional*, defaults to 1.0): Weight in the loss.
-        parts (`tuple[Identity, ...]`, *optional*): Parts of a composition, with their weights; empty for a single
-            objective.
-    """
-
-    name: str
-    equation: str
-    papers: tuple[Paper, ...]
-    tags: tuple[str, ...]
-    weight: float = 1.0
-    parts: tuple[Identity, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,19 @@ from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
-from ...encode.durable import replacing_files, writing
+from ...data.dataset_checks import require_known_metric, require_one_batch
+from ...data.streams import Epochs
 from ...encode.granularity import Grid
 from ...encode.projection import Projection
 from ...encode.ranks import RankRows, rank, wait_for_all_ranks, world_size
 from ...encode.states import check_pooling, is_flash, unwrap_encoder
 from ...modeling.modeling_elastic import Elasticity, resolve_size
+from ...utils.durable import replacing_files, writing
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of, reading
-from .dataset_checks import require_known_metric, require_one_batch
 from .given import ONE_MODEL
 from .model import NestedModel, columns_of
 from .objective import Objective, Term, TermMeter
-from .streams import Epochs
 
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ...encode.granularity import EncoderConfig, Grid
+from ...utils.papers import Identity
 from ..contrastive.contrastive import Contrastive
-from ..core.objective import Identity, NestedBatch
+from ..core.objective import NestedBatch
 
 
 class CrossDepth(Contrastive):

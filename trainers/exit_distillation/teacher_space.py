@@ -11,11 +11,11 @@ from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import same_on_all_ranks
 from ...encode.states import truncate
 from ..core.objective import NestedBatch, Terms, require_known, require_positive
-from ..shared.embedding import NO_TEXT
-from ..shared.info_nce import nested_info_nce
-from ..shared.scored_losses import nested_pair_cosines
-from ..shared.similarity import nested_similarity_distillation
-from ..shared.teacher import RepresentationDistillation, TaughtTexts
+from ..distillation.teacher import RepresentationDistillation, TaughtTexts
+from ..embedding.info_nce import nested_info_nce
+from ..embedding.objective import NO_TEXT
+from ..embedding.scored_losses import nested_pair_cosines
+from ..embedding.similarity import nested_similarity_distillation
 
 
 LOSSES = ("similarity", "contrastive")

@@ -8,15 +8,16 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from ...data.teacher import TeacherEmbeddings
 from ...encode.granularity import EncoderConfig, Grid, is_elastic
-from ...encode.help_texts import described
 from ...encode.states import unwrap_encoder
 from ...modeling.modeling_elastic import Elasticity
+from ...utils.help_texts import described
+from ...utils.papers import Identity
 from ..core.composition import Composition
-from ..core.objective import Identity, Objective
+from ..core.objective import Objective
 from ..core.trainer import set_apart
-from ..data.teacher import TeacherEmbeddings
-from ..shared.distillation import DistillationConfig, DistillationTrainer
+from ..distillation.objective import DistillationConfig, DistillationTrainer
 from .cross_depth import CrossDepth
 from .teacher_space import TeacherSpace
 

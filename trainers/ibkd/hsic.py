@@ -7,7 +7,7 @@ import torch
 from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling, truncate
-from ..core import papers
+from ...utils import papers
 from ..core.objective import NestedBatch, Objective, Terms
 from .losses import gram_matrix, hsic
 

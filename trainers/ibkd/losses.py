@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...encode.numerics import no_autocast, precise
+from ...utils.numerics import no_autocast, precise
 
 
 def gram_matrix(vectors: torch.Tensor, kernel: str = "rbf", *, gamma: float = 0.5) -> torch.Tensor:

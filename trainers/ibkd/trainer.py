@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...data.teacher import TeacherEmbeddings
 from ...encode.granularity import Grid
-from ...encode.help_texts import described
+from ...utils.help_texts import described
 from ..contrastive.contrastive import Contrastive, ContrastiveConfig
 from ..core.composition import Composition, mapping_of
 from ..core.objective import Objective, require_known
-from ..data.teacher import TeacherEmbeddings
-from ..shared.distillation import DistillationConfig, DistillationTrainer
-from ..shared.embedding_trainer import EmbeddingTrainer
-from ..shared.teacher import CRD, HPD, TeacherContrast, TeacherMSE
+from ..distillation.objective import DistillationConfig, DistillationTrainer
+from ..distillation.teacher import CRD, HPD, TeacherContrast, TeacherMSE
+from ..embedding.trainer import EmbeddingTrainer
 from .hsic import HSIC
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from transformers.utils import logging
 
-from ...encode.numerics import Buffers, blocks, check_dims, segments, summed_from_the_longest
+from ...utils.numerics import Buffers, blocks, check_dims, segments, summed_from_the_longest
 
 
 logger = logging.get_logger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...encode.granularity import Granularity, Grid
-from ...encode.help_texts import described
+from ...utils.help_texts import described
 from ..core.objective import NestedBatch, Terms, require_known
 from .losses import nested_cross_entropy_and_divergence
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer

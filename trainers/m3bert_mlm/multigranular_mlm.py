@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase, TrainerCallback
 
-from ...encode.help_texts import described
+from ...data.collators import MaskedLMCollator
+from ...data.packing import DOCUMENT_LENGTHS
+from ...data.streams import column_names_of
 from ...encode.packed_rows import check_packable
 from ...encode.states import unwrap_encoder
-from ...hub_cards.publishing import PublishingTrainer
-from ..core import papers
+from ...utils import papers
+from ...utils.help_texts import described
 from ..core.arguments import NestedTrainingArguments
 from ..core.given import backbone_of
 from ..core.objective import NestedBatch, Objective, Terms
-from ..core.streams import column_names_of
-from ..data.collators import MaskedLMCollator
-from ..data.packing import DOCUMENT_LENGTHS
+from ..core.publishing import PublishingTrainer
 from .losses import nested_cross_entropy
 
 
@@ -139,7 +139,7 @@ class MultigranularMLMTrainer(PublishingTrainer):
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer with a mask token. Default:
             the one beside the backbone.
         train_dataset ([`~datasets.Dataset`], *optional*): Tokenised texts, in a column `input_ids`. Rows with a column
-            `document_lengths` are packed ([`load_prepared`][m3bert.trainers.data.preparing.load_prepared]).
+            `document_lengths` are packed ([`load_prepared`][m3bert.data.preparing.load_prepared]).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Tokenised texts for evaluation.
         peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole backbone.
         kwargs: Further arguments of [`NestedTrainer`]. `compute_metrics` gets the logits of the full size

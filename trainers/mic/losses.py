@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ...encode.numerics import check_dims, no_autocast, precise, segments
-from ..shared.similarity import nested_cosines
+from ...utils.numerics import check_dims, no_autocast, precise, segments
+from ..embedding.similarity import nested_cosines
 
 
 EPSILON = 1e-8

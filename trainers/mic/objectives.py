@@ -7,9 +7,9 @@ import torch
 from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import RankRows, sum_over_ranks
 from ...encode.states import NestedStates, Pooling, check_pooling
-from ..core import papers
+from ...utils import papers
 from ..core.objective import NestedBatch, Terms
-from ..shared.token_grid import OwnLayersObjective, TokenGridObjective
+from ..embedding.token_grid import OwnLayersObjective, TokenGridObjective
 from .losses import (
     correlation_penalty,
     nested_uniformity,

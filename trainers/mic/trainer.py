@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...encode.help_texts import described
+from ...utils.help_texts import described
 from ..mixture import MixtureConfig, MixtureTrainer
 
 

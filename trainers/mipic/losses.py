@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ...encode.numerics import blocks, check_dims, no_autocast, precise, segments, summed_from_the_longest
+from ...utils.numerics import blocks, check_dims, no_autocast, precise, segments, summed_from_the_longest
 
 
 # Tolerance for rounding errors: share * tokens may be slightly above the exact integer.

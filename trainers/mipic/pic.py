@@ -11,9 +11,9 @@ from torch import nn
 from ...encode.granularity import Granularity, Grid, evenly_spaced
 from ...encode.ranks import RankRows
 from ...encode.states import Pooling, check_pooling, truncate
-from ..core import papers
+from ...utils import papers
 from ..core.objective import NestedBatch, Objective, Terms, require_positive
-from ..shared.info_nce import nested_info_nce
+from ..embedding.info_nce import nested_info_nce
 
 
 class PIC(Objective):

@@ -10,9 +10,9 @@ from torch import nn
 from ...encode.granularity import Granularity, Grid, evenly_spaced
 from ...encode.ranks import RankRows
 from ...encode.states import NestedStates
-from ..core import papers
+from ...utils import papers
 from ..core.objective import NestedBatch, Terms
-from ..shared.token_grid import TokenGridObjective
+from ..embedding.token_grid import TokenGridObjective
 from .losses import (
     attention_divergence,
     nested_token_cka,

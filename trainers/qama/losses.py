@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...encode.numerics import no_autocast, precise
+from ...utils.numerics import no_autocast, precise
 
 
 SMALLEST_NUMBER = 1e-6  # below it, the information bottleneck has no gradient: its slope at 0 is infinite

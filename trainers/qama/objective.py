@@ -8,14 +8,14 @@ import torch
 
 from ...encode.codes import FLOAT
 from ...encode.granularity import Granularity, Grid
-from ...encode.numerics import cosine_matrix
 from ...encode.states import Pooling, truncate
 from ...modeling.quantization_m3bert import M3BertQuantizer, stored_bits
-from ..core import papers
+from ...utils import papers
+from ...utils.numerics import cosine_matrix
 from ..core.composition import mapping_of
 from ..core.objective import NestedBatch, Terms, require_positive
-from ..shared.info_nce import nested_info_nce
-from ..shared.teacher import RepresentationDistillation, TaughtTexts
+from ..distillation.teacher import RepresentationDistillation, TaughtTexts
+from ..embedding.info_nce import nested_info_nce
 from .losses import (
     added_dims_overlap,
     information_bottleneck,

@@ -12,21 +12,22 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedTokenizerBase
 
+from ...data.teacher import TeacherEmbeddings
 from ...encode.granularity import EncoderConfig, Granularity, Grid
-from ...encode.help_texts import described
 from ...encode.quantizer import write_quantizer
 from ...encode.ranks import is_sharded
 from ...encode.states import shared_layers, unwrap_encoder, width_of
 from ...hub_cards.training_record import RECORD_FILE, TrainingRecord
-from ...modeling import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerConfig
-from ...modeling.auto_m3bert import load_config
+from ...modeling import M3BertQuantizer, M3BertQuantizerConfig
 from ...modeling.modeling_elastic import resolve_size, source_of
+from ...models.auto import load_config
+from ...models.settings import EmbeddingSettings
+from ...utils.help_texts import described
 from ..core.checkpoints import part_of, with_weights
 from ..core.composition import mapping_of
 from ..core.given import backbone_of
 from ..core.objective import Objective
-from ..data.teacher import TeacherEmbeddings
-from ..shared.distillation import DistillationConfig, DistillationTrainer
+from ..distillation.objective import DistillationConfig, DistillationTrainer
 from .objective import QAMA
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ...encode.codes import CODES, FLOAT
 from ...encode.coding import Coder, PackedIndex, faiss_index
-from ...encode.durable import replacing, writing
+from ...utils.durable import replacing, writing
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
 from .store import Store
 

@@ -15,7 +15,7 @@ import torch
 
 from ...encode.codes import CODES, FLOAT, bytes_per_vector, stored_bits
 from ...encode.coding import Coder
-from ...encode.durable import writing
+from ...utils.durable import writing
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
 
 

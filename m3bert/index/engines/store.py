@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...encode.codes import bytes_per_vector
-from ...encode.durable import writing
+from ...utils.durable import writing
 from ..engine import Batch, Committed, Layout, Where
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from m3bert.modeling import EmbeddingSettings
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
-from m3bert.trainers.shared.scored_losses import (
+from m3bert.trainers.embedding.scored_losses import (
     cosent,
     margin_mse,
     nested_pair_angles,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from m3bert.trainers import PIC, SIR, Composition, Contrastive, Granularity, Grid, Term
-from m3bert.trainers.core import papers
 from m3bert.trainers.core.composition import mapping_of
+from m3bert.utils import papers
 from tests.trainers.tiny_run import named
 from tests.trainers.token_texts import CHAIN, GRID, gradients, make_batch
 

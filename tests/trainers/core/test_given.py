@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, PeftModel
 from transformers import AutoModel, AutoTokenizer, BertModel, Trainer, TrainerCallback
 
-from m3bert.modeling import EmbeddingSettings
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, Teacher
 from tests.conftest import quiet, write_modules
 from tests.trainers.tiny_run import bert_config, quiet_model, weights

@@ -11,7 +11,8 @@ from transformers import AutoModel
 
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
-from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity, fit_exits, truncate
 from tests.conftest import assert_close, quiet, tiny_config, write_modules
 from tests.elastic_repositories import save_elastic

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertModel, PreTrainedTokenizerFast
 
 from m3bert.evaluation import GridEncoder
-from m3bert.modeling.settings_m3bert import MODULES_FILE, PROJECTION_FOLDER
+from m3bert.models.settings import MODULES_FILE, PROJECTION_FOLDER
 from m3bert.trainers import (
     HSIC,
     Composition,

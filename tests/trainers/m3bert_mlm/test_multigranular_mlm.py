@@ -11,9 +11,9 @@ from datasets import Dataset
 from torch import nn
 from transformers import AutoTokenizer, EvalPrediction
 
+from m3bert.data.files import tokenize_texts
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Grid, MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer, NestedModel
-from m3bert.trainers.data.files import tokenize_texts
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import named
 

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from m3bert.encode.numerics import cosine_matrix
 from m3bert.trainers.qama.losses import (
     added_dims_overlap,
     information_bottleneck,
@@ -21,6 +20,7 @@ from m3bert.trainers.qama.losses import (
     threshold_repulsion,
     variance_control,
 )
+from m3bert.utils.numerics import cosine_matrix
 
 
 TEXTS, CANDIDATES, WIDTH = 5, 7, 11

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m3bert.encode.numerics import cosine_matrix
 from m3bert.encode.states import PooledStates
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import QAMA, Grid, NestedBatch, NestedModel
+from m3bert.trainers.embedding.info_nce import nested_info_nce
 from m3bert.trainers.qama.losses import (
     added_dims_overlap,
     information_bottleneck,
@@ -23,7 +23,7 @@ from m3bert.trainers.qama.losses import (
     variance_control,
 )
 from m3bert.trainers.qama.objective import WEIGHTS
-from m3bert.trainers.shared.info_nce import nested_info_nce
+from m3bert.utils.numerics import cosine_matrix
 from tests.trainers.tiny_run import named, quiet_model
 
 

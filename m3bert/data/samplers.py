@@ -1,0 +1,148 @@
+"""Batch samplers for one training set or several, with the names of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from torch.utils.data import BatchSampler, DataLoader
+
+from ..encode.ranks import rank, world_size
+from ..utils.hashing import hash_of
+from .collators import ColumnsCollator, TextColumnsCollator, joined_text
+from .training_sets import NamedDatasets
+
+
+@dataclass(frozen=True)
+class Batches:
+    """
+    The batches of one data set in an epoch: its rows in a random order, each in one batch at most. With `texts`, no
+    text occurs in two rows of a batch: a row with a text of its batch waits for the next one. Rows that still wait at
+    the end are left out, and a reshuffled pass fills the epoch.
+
+    Args:
+        size (`int`): Rows per batch of all ranks, each of which has the same number of them.
+        texts (`np.ndarray` of shape `(rows, columns)`, *optional*): A number for each text, equal for equal texts.
+    """
+
+    rows: int
+    size: int
+    ranks: int
+    drop_last: bool
+    texts: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.rows, self.size)
+        return whole + (not self.drop_last and rest >= self.ranks)
+
+    def of_epoch(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """The batches, each with rows in a random order. ValueError if there are too few different texts for one."""
+        found = 0
+        while found < len(self):
+            before = found
+            for batch in islice(self._pass(generator), len(self) - before):
+                found += 1
+                yield batch
+            if found == before:
+                raise ValueError(
+                    f"batch_sampler='no_duplicates' finds no {self.size} rows without equal texts: lower "
+                    "per_device_train_batch_size."
+                )
+
+    def _pass(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        fresh, waiting = iter(generator.permutation(self.rows).tolist()), deque[int]()
+        while True:
+            batch: list[int] = []
+            equal: list[int] = []
+            seen: set[int] = set()
+            while len(batch) < self.size and (row := waiting.popleft() if waiting else next(fresh, None)) is not None:
+                own = () if self.texts is None else self.texts[row].tolist()
+                if seen.isdisjoint(own):
+                    batch.append(row)
+                    seen.update(own)
+                else:
+                    equal.append(row)
+            waiting.extendleft(reversed(equal))
+            batch = batch[: len(batch) - len(batch) % self.ranks]
+            if len(batch) < (self.size if self.drop_last else 1):
+                return
+            yield batch
+
+
+class MultiDatasetBatchSampler(BatchSampler):
+    """
+    The batches of a rank. In a step, all ranks have rows of the same data set, and no row is on two of them.
+
+    Args:
+        starts (`Sequence[int]`): The number of the first row of each data set.
+        order (`str`): See `multi_dataset_batch_sampler` in [`TextTrainingArguments`].
+        seed (`int`): The batches of an epoch depend on this seed and the epoch alone.
+    """
+
+    def __init__(self, parts: Sequence[Batches], starts: Sequence[int], *, order: str, seed: int, rank: int):
+        self.parts, self.starts, self.order, self.seed, self.rank = parts, starts, order, seed, rank
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose batches come next; the trainer calls this."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.turns())
+
+    def turns(self) -> list[int]:
+        """The data set of each batch of the epoch, by its index."""
+        counts = list(map(len, self.parts))
+        if self.order == "round_robin":
+            return list(range(len(counts))) * min(counts)
+        turns = np.repeat(np.arange(len(counts)), counts)
+        return np.random.default_rng([self.seed, self.epoch]).permutation(turns).tolist()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = [
+            part.of_epoch(np.random.default_rng([self.seed, self.epoch, own])) for own, part in enumerate(self.parts)
+        ]
+        for own in self.turns():
+            batch = next(batches[own])
+            share = len(batch) // self.parts[own].ranks
+            yield [self.starts[own] + row for row in batch[self.rank * share : (self.rank + 1) * share]]
+
+
+class BatchLoader(DataLoader):
+    """A data loader whose batch sampler is told the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose batches come next; the trainer calls this."""
+        sampler: Any = self.batch_sampler
+        sampler.set_epoch(epoch)
+
+
+def batches_of(
+    datasets: NamedDatasets, collator: ColumnsCollator, args: Any, batch_size: int
+) -> tuple[NamedDatasets, MultiDatasetBatchSampler]:
+    """The columns that are read, and the batches that a rank trains on, of `batch_size` rows each."""
+    options = {"size": batch_size * world_size(), "ranks": world_size(), "drop_last": args.dataloader_drop_last}
+    read, parts = {}, []
+    for name, dataset in datasets.named.items():
+        own = collator.of(dataset.column_names)
+        read[name] = dataset.select_columns(list(own.fields))
+        texts = text_numbers(read[name], own) if args.batch_sampler == "no_duplicates" else None
+        parts.append(Batches(len(dataset), **options, texts=texts))
+    sampler = MultiDatasetBatchSampler(
+        parts,
+        datasets.starts,
+        order=args.multi_dataset_batch_sampler,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        rank=rank(),
+    )
+    return NamedDatasets(read), sampler
+
+
+def text_numbers(dataset: Dataset, collator: TextColumnsCollator) -> np.ndarray:
+    """A number for the text of each row in each column, equal for equal texts: hashes `(rows, columns)`."""
+    return np.array([[hash_of(joined_text(row, column, "\0")) for column in collator.columns] for row in dataset])

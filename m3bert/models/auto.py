@@ -1,0 +1,76 @@
+"""Loading of elastic repositories with the code of this package, which needs no `trust_remote_code`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, PretrainedConfig
+from transformers.models.auto import auto_factory, configuration_auto
+
+from ..modeling import modeling_elastic
+from ..modeling.modeling_elastic import AUTO_CLASSES, ElasticConfig, Source
+
+
+def with_own_code(find: Any) -> Any:
+    """A loader of remote code for which this package's code stands in where a folder names it without having it: the
+    source's class saves so what was loaded without remote code."""
+
+    @functools.wraps(find)
+    def found(reference: str, name: Any, /, *args: Any, **kwargs: Any) -> Any:
+        module, _, its = reference.partition(".")
+        folder = Path(name, kwargs.get("subfolder") or "")
+        if module == "modeling_elastic" and folder.is_dir() and not (folder / f"{module}.py").is_file():
+            return getattr(modeling_elastic, its)
+        return find(reference, name, *args, **kwargs)
+
+    return found
+
+
+for _auto in (auto_factory, configuration_auto):
+    _auto.get_class_from_dynamic_module = with_own_code(_auto.get_class_from_dynamic_module)
+
+
+def base_of(source: Source) -> Source:
+    """The source of the model that a folder or Hub id with an adapter alone is for, else itself."""
+    adapter = source.file("adapter_config.json")
+    if adapter is None or source.file("config.json"):
+        return source
+    options = {name: its for name, its in source.options.items() if name not in ("revision", "subfolder")}
+    return Source.at(json.loads(Path(adapter).read_text("utf-8"))["base_model_name_or_path"], options)
+
+
+def is_elastic_native(source: Source) -> bool:
+    """Whether a folder or repository is elastic, and of a native encoder."""
+    values, _ = PretrainedConfig.get_config_dict(source.name, **source.hub)
+    return bool(values.get("elastic")) and values.get("model_type") != "m3bert"
+
+
+def load_config(name_or_path: Any, **options: Any) -> Any:
+    """The config of a folder or Hub id, as [`~transformers.AutoConfig.from_pretrained`]; of an adapter, that of its
+    base model."""
+    source = base_of(Source.at(name_or_path, options))
+    kind = ElasticConfig if is_elastic_native(source) else AutoConfig
+    return kind.from_pretrained(source.name, **{**options, **source.hub})
+
+
+def load_model(name_or_path: Any, auto_class: Any = AutoModel, **options: Any) -> Any:
+    """The model of a folder or Hub id, as `auto_class.from_pretrained`. An elastic repository can be loaded at a size
+    (`output_layer`, `output_dim`). `loaded_from` of the encoder is its [`Source`]."""
+    given = Source.at(name_or_path, options)
+    source = base_of(given)
+    if is_elastic_native(source):
+        if auto_class.__name__ not in AUTO_CLASSES:
+            raise ValueError(f"An elastic repository has no {auto_class.__name__}; legal: {', '.join(AUTO_CLASSES)}.")
+        auto_class = getattr(modeling_elastic, AUTO_CLASSES[auto_class.__name__])
+        if source is not given:
+            options["adapter_kwargs"] = {"_adapter_model_path": given.name, **given.hub}
+            name_or_path, options = source.name, {**options, "revision": None, "subfolder": ""}
+            given = source
+    model = auto_class.from_pretrained(name_or_path, **{**options, **given.hub})
+    encoder = model.base_model
+    if "loaded_from" not in encoder.__dict__:
+        encoder.loaded_from = source.with_settings()
+    return model

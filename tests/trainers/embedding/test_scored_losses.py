@@ -1,0 +1,112 @@
+"""Losses on scores against loops over pairs and against sentence-transformers, in value and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from m3bert.trainers.embedding.scored_losses import (
+    cosent,
+    margin_mse,
+    nested_pair_angles,
+    nested_pair_cosines,
+    nested_pair_products,
+    score_divergence,
+)
+from tests.conftest import assert_close
+
+
+DIMS = (2, 5, 8)
+
+
+def sides(rows: int = 7, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(torch.randn(rows, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+
+
+def test_products_and_cosines_are_those_of_prefixes():
+    first, second = sides()
+    products, cosines = (measure(first, second, DIMS) for measure in (nested_pair_products, nested_pair_cosines))
+    for row, dim in enumerate(DIMS):
+        a, b = first[:, :dim], second[:, :dim]
+        torch.testing.assert_close(products[row], (a * b).sum(dim=1))
+        torch.testing.assert_close(cosines[row], torch.cosine_similarity(a, b))
+
+
+def test_angles_are_those_of_complex_numbers():
+    first, second = sides()
+    found = nested_pair_angles(first, second, DIMS)
+    for row, dim in enumerate(DIMS):
+        half = (dim + 1) // 2
+        for text in range(len(first)):
+            z, w = (
+                torch.complex(*torch.nn.functional.pad(side[text, :dim], (0, dim % 2)).split(half))
+                / side[text, :dim].norm()
+                for side in (first, second)
+            )
+            product = (z * w.conj()).sum()
+            torch.testing.assert_close(found[row, text], (product.real + product.imag).abs())
+
+
+def test_cosent_is_a_sum_over_ordered_pairs():
+    similarities = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    scores = torch.tensor([0.1, 0.5, 0.5, 0.9, 0.0, 0.1, 1.0])
+    expected = []
+    for values in similarities:
+        total = torch.ones((), dtype=torch.float64)
+        for i in range(7):
+            for j in range(7):
+                if scores[i] < scores[j]:
+                    total = total + ((values[i] - values[j]) / 0.3).exp()
+        expected.append(total.log())
+    found, expected = cosent(similarities, scores, temperature=0.3), torch.stack(expected)
+    torch.testing.assert_close(found, expected)
+    weights = torch.rand(3, dtype=torch.float64)
+    gradients = [torch.autograd.grad((its * weights).sum(), similarities)[0] for its in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_equal_scores_and_low_precision_give_no_nan():
+    similarities = torch.randn(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    loss = cosent(similarities, torch.ones(4), temperature=0.05)
+    loss.sum().backward()
+    assert loss.tolist() == [0, 0] and not similarities.grad.any() and loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("loss", "measure"), [("CoSENTLoss", nested_pair_cosines), ("AnglELoss", nested_pair_angles)])
+def test_a_loss_and_its_gradient_are_those_of_sentence_transformers_at_each_dim(loss, measure):
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import losses
+
+    theirs = getattr(losses, loss)(library.SentenceTransformer(modules=[torch.nn.Identity()], device="cpu"))
+    first, second = sides(16, torch.float32)
+    scores = torch.rand(16).mul(6).round()
+    found = cosent(measure(first, second, DIMS), scores, temperature=1 / 20)
+    for row, dim in enumerate(DIMS):
+        expected = theirs.compute_loss_from_embeddings([first[:, :dim], second[:, :dim]], scores)
+        assert_close(found[row], expected)
+        gradients = [torch.autograd.grad(its, first, retain_graph=True)[0] for its in (found[row], expected)]
+        # Entries that cancel keep the rounding of the largest ones.
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6 * max(1.0, float(gradients[1].abs().max())))
+
+
+@pytest.mark.parametrize("as_margins", [False, True])
+def test_margins_are_those_of_the_reranker(as_margins):
+    similarities = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    scores = torch.randn(5, 3, dtype=torch.float64)
+    given = scores[:, :1] - scores[:, 1:] if as_margins else scores
+    found = margin_mse(similarities, given)
+    for row, values in enumerate(similarities):
+        errors = [
+            (values[query, 0] - values[query, other] - scores[query, 0] + scores[query, other]) ** 2
+            for query in range(5)
+            for other in (1, 2)
+        ]
+        torch.testing.assert_close(found[row], torch.stack(errors).mean())
+
+
+def test_the_distribution_is_that_of_the_reranker():
+    similarities, scores = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    found = score_divergence(similarities, scores, temperature=0.2, score_temperature=2.0)
+    for row, values in enumerate(similarities):
+        wanted, has = (scores / 2).softmax(dim=1), (values / 0.2).softmax(dim=1)
+        torch.testing.assert_close(found[row], (wanted * (wanted / has).log()).sum(dim=1).mean())

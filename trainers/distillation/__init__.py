@@ -1,0 +1,1 @@
+"""What objectives with a teacher share."""
