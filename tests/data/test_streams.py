@@ -129,7 +129,7 @@ def test_two_processes_are_one_on_a_stream(tmp_path, tiny_tokenizer, sentences):
     (tmp_path / "pairs.jsonl").write_text("".join(rows))
     train_streamed(tmp_path, 1)
     run_two(
-        tmp_path, "from tests.trainers.core.test_streams import train_streamed\ntrain_streamed(Path(sys.argv[1]), 2)"
+        tmp_path, "from tests.data.test_streams import train_streamed\ntrain_streamed(Path(sys.argv[1]), 2)"
     )
     one, two = (torch.load(tmp_path / f"{count}.pt") for count in (1, 2))
     for name in one:

@@ -21,7 +21,7 @@ from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import GRID, arguments, quiet_model
 
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
