@@ -5,8 +5,9 @@ Write the tables of the studies into the pages that show them (`PAGES`):
 
 A table has the methods that finished the same seeds, and names those that did not. If some finished more seeds, a
 second table has these. A number is bold if its difference to the second best, paired over seeds, is larger than the
-standard deviation of that difference. A claim is tested with all seeds that both methods finished, and holds if the
-95% interval (Student's t over seeds) of the paired difference is above its margin.
+standard deviation of that difference. A claim is tested with all seeds that both methods finished, by a paired t-test.
+It holds if the difference is above its margin after a correction for the number of claims of the study: at most 5% of
+the claims that hold are expected to be wrong (Benjamini and Hochberg's false discovery rate).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as student
+from scipy.stats import false_discovery_control, t as student
 
 from benchmarks.reproduction.design import Claim, Study
 from benchmarks.reproduction.run import RESULTS, from_earlier_script, quality, read_runs
@@ -71,6 +72,11 @@ class Difference:
         """Half the width of the 95% interval of the mean."""
         count = len(self.values)
         return float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.spread / count**0.5
+
+    def p_value(self, margin: float) -> float:
+        """The two-sided p-value of the t-test that the mean is not the margin. 0 where all seeds agree exactly."""
+        distance, error = abs(self.mean - margin), self.spread / len(self.values) ** 0.5
+        return float(2 * student.sf(distance / error, len(self.values) - 1)) if error else float(distance == 0)
 
     def __str__(self) -> str:
         count, digits = len(self.values), self.digits
@@ -187,8 +193,8 @@ def table(
     return lines
 
 
-def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
-    """The difference of a claim on one backbone over all seeds that both methods finished, and whether it holds."""
+def measured(study: Study, claim: Claim, runs: Runs) -> Difference | str:
+    """The difference of a claim on one backbone over all seeds that both methods finished; else why there is none."""
     pair = (claim.better, claim.worse)
     sizes = Grid.parse(claim.sizes or study.grid)
     worse_sizes = Grid.parse(claim.worse_sizes) if claim.worse_sizes else sizes
@@ -196,21 +202,40 @@ def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
     seeds = [seed for seed in study.seeds if all((name, seed) in scored for name in pair)]
     if not seeds:
         missing = [name for name in pair if not any(method == name for method, _ in scored)]
-        return "", f"not testable here: no complete runs of {' and '.join(missing or pair)}"
-    if claim.speed:
-        if any(from_earlier_script(runs[name, seed]) for name in pair for seed in seeds):
-            return "", "not testable here: no seconds"
-        better, worse = ([study.steps / runs[name, seed]["seconds"]["training"] for seed in seeds] for name in pair)
-        found = Difference(tuple(first - second for first, second in zip(better, worse, strict=True)))
-    else:
-        found = difference(study, runs, seeds, pair, sizes, claim.family, worse_sizes)
-    if len(seeds) < 2:
-        return str(found), "not testable here: one seed"
-    if found.mean - found.half_width > claim.margin:
-        return str(found), "holds"
-    if found.mean + found.half_width <= claim.margin:
-        return str(found), "does not hold here: it is lower"
-    return str(found), "does not hold here: the interval includes the margin"
+        return f"not testable here: no complete runs of {' and '.join(missing or pair)}"
+    if not claim.speed:
+        return difference(study, runs, seeds, pair, sizes, claim.family, worse_sizes)
+    if any(from_earlier_script(runs[name, seed]) for name in pair for seed in seeds):
+        return "not testable here: no seconds"
+    better, worse = ([study.steps / runs[name, seed]["seconds"]["training"] for seed in seeds] for name in pair)
+    return Difference(tuple(first - second for first, second in zip(better, worse, strict=True)))
+
+
+Verdicts = dict[tuple[Claim, str], tuple[str, str]]  # (claim, backbone) -> the difference, and whether the claim holds
+
+
+def verdicts_of(study: Study, runs: Sequence[Mapping[str, Any]]) -> Verdicts:
+    """Test the claims of a study on every backbone that has runs, with a correction for their number."""
+    on = {name: own for name in study.backbones if (own := runs_on(study, runs, name))}
+    results = {(claim, name): measured(study, claim, on[name]) for claim in study.claims for name in on}
+    tested = {
+        key: result for key, result in results.items() if isinstance(result, Difference) and len(result.values) > 1
+    }
+    p_values = [result.p_value(key[0].margin) for key, result in tested.items()]
+    corrected = dict(zip(tested, false_discovery_control(p_values) if p_values else (), strict=True))
+    return {key: verdict(result, key[0].margin, corrected.get(key)) for key, result in results.items()}
+
+
+def verdict(result: Difference | str, margin: float, corrected: float | None) -> tuple[str, str]:
+    """A difference as text, and whether it is above its margin by a corrected p-value (`None`: one seed)."""
+    if isinstance(result, str):
+        return "", result
+    if corrected is None:
+        return str(result), "not testable here: one seed"
+    if corrected > 1 - CONFIDENCE:
+        alone = abs(result.mean - margin) > result.half_width
+        return str(result), "not clear" + (" after the correction" if alone else "")
+    return str(result), "holds" if result.mean > margin else "does not hold here: it is lower"
 
 
 def group_of(claim: Claim) -> tuple[Any, ...]:
@@ -222,7 +247,7 @@ def sizes_of(claim: Claim) -> str:
     return ", ".join(f"`{sizes}`" for sizes in (claim.sizes, claim.worse_sizes) if sizes)
 
 
-def rivals_table(study: Study, claims: Sequence[Claim], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def rivals_table(study: Study, claims: Sequence[Claim], results: Verdicts) -> list[str]:
     """The lines of a table of claims of the same methods against several others, one column for each of these."""
     others = list(dict.fromkeys(claim.worse for claim in claims))
     lines = [
@@ -234,13 +259,11 @@ def rivals_table(study: Study, claims: Sequence[Claim], runs: Sequence[Mapping[s
         first = next(iter(members.values()))
         name = first.better + (f", holds above {first.margin:+.1f}" if first.margin else "")
         for backbone in study.backbones:
-            if not (own := runs_on(study, runs, backbone)):
-                continue
             cells = []
             for other in others:
-                found, holds = verdict(study, members[other], own) if other in members else ("", "")
-                found = found.partition(", ")[0]
-                cells.append(f"**{found}**" if holds == "holds" else found)
+                text, holds = results.get((members[other], backbone), ("", "")) if other in members else ("", "")
+                text = text.partition(", ")[0]
+                cells.append(f"**{text}**" if holds == "holds" else text)
             if any(cells):
                 row = (name, first.family or "all", sizes_of(first), backbone, *cells)
                 lines.append(f"| {' | '.join(row)} |")
@@ -252,12 +275,12 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bo
     other claim. With `every_claim`, those that cannot be tested have a row too, or are named below without results."""
     groups = [group_of(claim) for claim in study.claims]
     against_many = [claim for claim in study.claims if groups.count(group_of(claim)) > 2]
-    blocks = []
+    results, blocks = verdicts_of(study, runs), []
     if against_many:
         source = (
             "Differences to other methods with their 95% interval over seeds (none: one seed), in bold where the claim"
         )
-        blocks += [[f"{source} holds:"], rivals_table(study, against_many, runs)]
+        blocks += [[f"{source} holds:"], rivals_table(study, against_many, results)]
     rows, untested = [], []
     for claim in study.claims:
         if claim in against_many:
@@ -267,16 +290,17 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bo
         if claim.speed:
             text, tasks, sizes = f"{text} in training steps per second", "", ""
         for name in study.backbones:
-            if own := runs_on(study, runs, name):
-                found, holds = verdict(study, claim, own)
-                if not every_claim and holds.startswith("not testable"):
-                    continue
-                if found:
-                    paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
-                    cells = (text, claim.source, tasks, sizes, paper, name, found, holds)
-                    rows.append(f"| {' | '.join(cells)} |")
-                else:
-                    untested.append(text)
+            if (claim, name) not in results:
+                continue
+            difference_here, holds = results[claim, name]
+            if not every_claim and holds.startswith("not testable"):
+                continue
+            if difference_here:
+                paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
+                cells = (text, claim.source, tasks, sizes, paper, name, difference_here, holds)
+                rows.append(f"| {' | '.join(cells)} |")
+            else:
+                untested.append(text)
     if rows:
         header = "| claim | by | tasks | sizes | paper | backbone | difference here | verdict |"
         blocks.append([header, "|" + " --- |" * 8, *rows])

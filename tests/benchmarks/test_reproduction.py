@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import false_discovery_control
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction import report, run
@@ -156,19 +157,35 @@ def values(first: tuple[float, ...], second: tuple[float, ...]) -> dict[tuple[st
     }
 
 
+def verdict_of(study, claim: Claim, runs) -> tuple[str, str]:
+    """The verdict on the only claim of a study."""
+    (verdict,) = report.verdicts_of(replace(study, claims=(claim,)), list(runs.values())).values()
+    return verdict
+
+
+def test_a_verdict_is_corrected_for_the_number_of_claims():
+    """One difference with a p-value of 0.04 among nineteen that are noise."""
+    clear, noise = report.Difference((0.2, 0.3, 0.15)), report.Difference((1.0, -1.1, 0.2))
+    p_values = [clear.p_value(0.0), *[noise.p_value(0.0)] * 19]
+    assert 0.03 < p_values[0] < 0.05 < p_values[1] and clear.mean > clear.half_width
+    first, *_ = false_discovery_control(p_values)
+    assert report.verdict(clear, 0.0, p_values[0])[1] == "holds"
+    assert report.verdict(clear, 0.0, first)[1] == "not clear after the correction"
+
+
 @pytest.mark.parametrize(
     ("first", "second", "holds", "bold"),
     [
         ((0.50, 0.51, 0.52), (0.40, 0.41, 0.42), "holds", True),
         ((0.40, 0.41, 0.42), (0.50, 0.51, 0.52), "does not hold here: it is lower", True),
-        ((0.50, 0.60, 0.52), (0.49, 0.65, 0.41), "does not hold here: the interval includes the margin", False),
+        ((0.50, 0.60, 0.52), (0.49, 0.65, 0.41), "not clear", False),
         ((0.50,), (0.40,), "not testable here: one seed", False),
         ((0.50, 0.51), (), "not testable here: no complete runs of deep MRL", False),
     ],
 )
 def test_verdicts_and_bold_are_by_paired_differences(first, second, holds, bold):
     runs = values(first, second)
-    assert report.verdict(TINY, TINY.claims[0], runs)[1] == holds
+    assert verdict_of(TINY, TINY.claims[0], runs)[1] == holds
     seeds, methods, _ = report.equal_seeds(TINY, runs)
     assert ("**" in "\n".join(report.table(TINY, runs, seeds, methods, "pairs"))) == bold
 
@@ -277,7 +294,7 @@ def test_a_loss_is_better_when_it_is_lower():
         for name, loss in (("MRL", 5.5), ("deep MRL", 5.6))
         for seed in (0, 1)
     }
-    assert report.verdict(study, claim, runs) == ("+0.100 ± 0.000, 2 seeds", "holds")
+    assert verdict_of(study, claim, runs) == ("+0.100 ± 0.000, 2 seeds", "holds")
     table = report.table(study, runs, [0, 1], ["MRL", "deep MRL"], "masked tokens")
     assert table[2] == "| 2x8 | **5.501 ± 0.001** | 5.601 ± 0.001 |"
 
@@ -289,9 +306,9 @@ def test_a_claim_about_speed_is_tested_with_the_seconds_of_training():
         for name, seconds in (("MRL", 1.0), ("deep MRL", 2.0))
         for seed in (0, 1)
     }
-    assert report.verdict(TINY, claim, runs) == ("+1.0 ± 0.0, 2 seeds", "holds")
-    runs["MRL", 1] = earlier(TINY, "MRL", 1, 0.5)
-    assert report.verdict(TINY, claim, runs) == ("", "not testable here: no seconds")
+    assert verdict_of(TINY, claim, runs) == ("+1.0 ± 0.0, 2 seeds", "holds")
+    runs = {key: earlier(TINY, *key, 0.5) for key in runs}
+    assert verdict_of(TINY, claim, runs) == ("", "not testable here: no seconds")
 
 
 def test_every_method_has_arguments_that_its_configuration_takes(tmp_path):

@@ -11,11 +11,11 @@ from datasets import IterableDataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
+from m3bert.data import streams
 from m3bert.data.files import load_files, tokenize_texts
 from m3bert.data.streams import Epochs
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
-from m3bert.data import streams
 from tests.conftest import quiet, tiny_config
 from tests.trainers.tiny_run import assert_same_weights, pair_config, quiet_model, run_two
 
@@ -128,9 +128,7 @@ def test_two_processes_are_one_on_a_stream(tmp_path, tiny_tokenizer, sentences):
     rows = [json.dumps({"query": a, "answer": b}) + "\n" for a, b in zip(sentences, sentences[::-1], strict=True)]
     (tmp_path / "pairs.jsonl").write_text("".join(rows))
     train_streamed(tmp_path, 1)
-    run_two(
-        tmp_path, "from tests.data.test_streams import train_streamed\ntrain_streamed(Path(sys.argv[1]), 2)"
-    )
+    run_two(tmp_path, "from tests.data.test_streams import train_streamed\ntrain_streamed(Path(sys.argv[1]), 2)")
     one, two = (torch.load(tmp_path / f"{count}.pt") for count in (1, 2))
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-5, msg=name)
