@@ -1,5 +1,5 @@
 """
-Fill the folder of data sets, M3BERT_DATA (by default ../shared/data), from the Hub:
+Fill the folder of data sets, M3BERT_DATA (by default ../shared/data), from the Hub and from ir_datasets:
 
     python -m benchmarks.data                  # what the studies read
     python -m benchmarks.data stsb sts12       # these folders
@@ -7,8 +7,9 @@ Fill the folder of data sets, M3BERT_DATA (by default ../shared/data), from the 
 
 Files that are there are kept. Each file is compared with benchmarks/data.json, which has the number of rows and a
 digest of the files that our results are measured on: rows in another order are the same, and columns that no task
-reads do not count. A difference is printed, and so is what has no home on the Hub in this form; studies run without
-it. A study that was run with other data has other results.
+reads do not count. A difference is printed, and so is what has no public source in this form; studies run without it.
+A study that was run with other data has other results. Cranfield and NPL need `pip install ir_datasets`. SICK's splits
+are chosen from all of its rows on the Hub by benchmarks/sick.json.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import csv
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -40,6 +42,10 @@ NLI = ("entailment", "neutral", "contradiction")
 # Folder -> split here -> split on the Hub. MRPC's training set is in two splits there.
 SPLITS: dict[str, dict[str, str]] = {"mrpc": {"train": "train+validation"}}
 LINES = {"wikitext-2": HubData("Salesforce/wikitext", "wikitext-2-v1", splits={"dev": "validation", "test": "test"})}
+# Folder -> collection of ir_datasets, and its grade -> ours. Cranfield's best grade is 1; -1 is the paper that a query
+# comes from.
+COLLECTIONS = {"cranfield": ("cranfield", {-1: 4, 1: 4, 2: 3, 3: 2, 4: 1}), "npl": ("vaswani", {1: 1})}
+SICK = Path(__file__).with_name("sick.json")  # split -> the keys of its rows; all others are for training
 Rows = list[dict[str, Any]]
 
 
@@ -71,9 +77,57 @@ def task_of(name: str) -> Task | None:
         return None
 
 
-def rows_on_hub(name: str) -> Rows | None:
-    """The rows of a file on the Hub; `None` if they are not there in this form."""
+def one_line(text: str) -> str:
+    """A text without line breaks and repeated spaces."""
+    return " ".join(text.split())
+
+
+def rows_of_collection(folder: str, part: str) -> Rows:
+    """The documents, queries or judgements of a collection of ir_datasets. Empty documents and their judgements are
+    left out, the title is not repeated in the text, and queries are in lower case."""
+    try:
+        import ir_datasets
+    except ImportError as error:
+        raise ValueError("its source is a collection of ir_datasets: pip install ir_datasets") from error
+    name, grades = COLLECTIONS[folder]
+    collection, documents = ir_datasets.load(name), {}
+    for doc in collection.docs_iter():
+        title, text = one_line(getattr(doc, "title", "")), one_line(doc.text)
+        if title or text:
+            documents[doc.doc_id] = {"id": doc.doc_id, "title": title, "text": text.removeprefix(title).strip()}
+    if part == "corpus":
+        return [*documents.values()]
+    if part == "queries":
+        return [{"id": query.query_id, "text": one_line(query.text).lower()} for query in collection.queries_iter()]
+    return [
+        {"query-id": judged.query_id, "corpus-id": judged.doc_id, "score": grades[judged.relevance]}
+        for judged in collection.qrels_iter()
+        if judged.doc_id in documents
+    ]
+
+
+def sick_rows(rows: Iterable[Mapping[str, Any]], part: str) -> Rows:
+    """The rows of a split of SICK among all of its rows. Rows with the same texts and score are the same row."""
+    keys = {split: Counter(text[place : place + 8] for place in range(0, len(text), 8))
+            for split, text in json.loads(SICK.read_text(encoding="utf-8")).items()}  # fmt: skip
+    splits: dict[str, Rows] = {split: [] for split in ("train", *keys)}
+    for row in rows:
+        values = [row["sentence1"], row["sentence2"], float(row["score"])]
+        key = sha256(json.dumps(values).encode()).hexdigest()[:8]
+        split = next((split for split, left in keys.items() if left[key]), "train")
+        if split != "train":
+            keys[split][key] -= 1
+        splits[split].append(dict(zip(("sentence1", "sentence2", "score"), values, strict=True)))
+    return splits[part]
+
+
+def public_rows(name: str) -> Rows | None:
+    """The rows of a file from its public source; `None` if they are not there in this form."""
     folder, _, part = name.partition("/")
+    if folder in COLLECTIONS:
+        return rows_of_collection(folder, part)
+    if folder == "sick":
+        return sick_rows(load_hub("mteb/sickr-sts", split="test"), part)
     if folder in LINES:
         hub = LINES[folder]
         lines = load_hub(hub.path, hub.config, split=hub.splits[part])["text"]
@@ -132,9 +186,9 @@ def fill(data: Path, names: Iterable[str], recorded: Mapping[str, list[Any]]) ->
         file, known = file_of(data, name), recorded.get(name)
         try:
             if not file.is_file():
-                rows = rows_on_hub(name)
+                rows = public_rows(name)
                 if rows is None:
-                    print(f"{name}: not on the Hub in this form; studies run without it", flush=True)
+                    print(f"{name}: no public source in this form; studies run without it", flush=True)
                     continue
                 write(file, rows)
             print(f"{name}: {compared(summary(read(file)), known)}", flush=True)

@@ -10,8 +10,8 @@ The papers call the tweets TweetEval, which has no part with as many test texts 
 tweet-sentiment-extraction, from which we draw, has 3,534. Many of STS-B's training pairs are test pairs of STS12 to
 STS16.
 
-The data sets are read from the folder in the environment variable M3BERT_DATA, else from the Hub, which lacks SICK and
-WiC in this form. docs/evaluate.md says which files are read.
+The data sets are read from the folder in the environment variable M3BERT_DATA (`python -m benchmarks.data` fills it),
+else from the Hub. The corpus is written without those that are not there, which are named.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ def paper_corpus(data: Path | None, seed: int = 0) -> list[str]:
     """
     draw, sentences = random.Random(seed), []
     for name, size in SIZES.items():
-        for row in draw.sample(read_part(find_task(name), data, "train"), size):
+        try:
+            rows = read_part(find_task(name), data, "train")
+        except (FileNotFoundError, ValueError) as error:
+            print(f"{name} is left out: {str(error).splitlines()[0]}")
+            continue
+        for row in draw.sample(rows, min(size, len(rows))):
             sentences += [" ".join(row[column].split()) for column in COLUMNS if column in row]
     sentences = list(dict.fromkeys(sentences))
     draw.shuffle(sentences)

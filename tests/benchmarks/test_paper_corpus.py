@@ -38,3 +38,10 @@ def test_the_corpus_has_the_sizes_of_the_papers(data, tmp_path, capsys):
     assert firsts == seconds, "pairs are drawn, not sentences"
     assert all("text" not in line or line.split(" ")[1] == "text" for line in lines), "one text per line"
     assert paper_corpus.paper_corpus(data) == lines != paper_corpus.paper_corpus(data, seed=1)
+
+
+def test_what_is_missing_is_named_and_left_out(data, tmp_path, capsys):
+    (data / "wic" / "train.jsonl.gz").unlink()
+    paper_corpus.main([str(tmp_path / "sentences.txt")])
+    printed = capsys.readouterr().out
+    assert "wic is left out: there is no 'train'" in printed and "15,000 sentences" in printed
