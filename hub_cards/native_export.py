@@ -20,6 +20,7 @@ from ..encode.granularity import Granularity, Grid
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..encode.states import shared_layers
+from ..modeling.files_elastic import CODE_FILES
 from ..models.auto import load_model
 from ..models.native import convert_to_native, output_map, without_native
 from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
@@ -100,7 +101,7 @@ def export_native(
     if state_only(checkpoint, size.layer):
         native.config.exported_from["state_only"] = True
     native.save_pretrained(folder)
-    own_code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {"modeling_elastic.py"}
+    own_code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {*CODE_FILES}
     for pattern in (*TOKENIZER_FILES, *LICENSES, *own_code):
         for file in checkpoint.folder.glob(pattern):
             shutil.copyfile(file, folder / file.name)

@@ -15,7 +15,7 @@ except ImportError:  # the name is new in version 5
         "native export of this checkpoint, which every version loads (`m3bert export --format native`)."
     ) from None
 
-from .modeling_elastic import Elasticity, legal_dims, legal_layers, resolve_size
+from .configuration_elastic import Elasticity, legal_dims, legal_layers, resolve_size
 
 
 AUTO_MAP = {

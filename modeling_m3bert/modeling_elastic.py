@@ -1,12 +1,8 @@
 """
-Elastic encoders: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
+Elastic encoders, 3 of 3: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
 
-A *depth* runs a list of the source's layers: the first ones (a prefix), or a *path* that skips some. Its *exit* maps
-the hidden state to the embedding space of the whole model. Depth 0 is a look-up in a *static table*. All of it is
-added to the native class by [`ElasticMixin`]; a loaded size is the native model of the layers that run, and its exit.
-
-This file travels with a repository: `config.json` of the source with the key `elastic`, the source's weights as they
-are, `elastic/weights.safetensors` with exits, refitted matrices and table, and this file as remote code.
+All of it is added to the native class by [`ElasticMixin`]; a loaded size is the native model of the layers that run,
+and its exit.
 """
 
 from __future__ import annotations
@@ -14,31 +10,49 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import json
 import os
 import re
-import shutil
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from huggingface_hub import create_branch, create_repo, upload_folder
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import logging
-from transformers.utils.hub import cached_file, extract_commit_hash
-from transformers.utils.peft_utils import find_adapter_config_file
+
+from .configuration_elastic import (
+    PER_LAYER,
+    SIZE,
+    Elasticity,
+    cut_config,
+    for_new_weights,
+    resolve_size,
+    set_layers,
+)
+from .files_elastic import (
+    EXTRAS_FILE,
+    EXTRAS_FOLDER,
+    HEADS,
+    Source,
+    check_source,
+    describe,
+    of_variant,
+    plain_if_lost,
+    require_one_size,
+    source_of,
+    times_of,
+    trained_size,
+    upload,
+    write_parts,
+    write_settings,
+)
 
 
 if TYPE_CHECKING:
@@ -46,269 +60,7 @@ if TYPE_CHECKING:
 else:
     _Model = object
 
-EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
-SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
-HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
-MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
-SIZE = ("output_layer", "output_dim")
-# Lists of a config with one entry per layer.
-PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
-# All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
-HEADS = (
-    *("CausalLM", "MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining", "QuestionAnswering"),
-    *("SequenceClassification", "TokenClassification"),
-)
-AUTO_CLASSES = {
-    "AutoConfig": "ElasticConfig",
-    "AutoModel": "ElasticModel",
-    "AutoModelForTextEncoding": "ElasticModel",
-    **{f"AutoModelFor{head}": f"ElasticFor{head}" for head in HEADS},
-}
-logger: Any = logging.get_logger(__name__)
-DYNAMIC_MODULES = "transformers_modules."  # package of remote code
-FOLDER = r"[\w-][\w.-]*/?"  # name of a module's folder, which does not lead out of the repository
-# Files of sentence-transformers at the root of a repository, under all names that it has had.
-SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-
-
-@dataclass(frozen=True)
-class Source:
-    """
-    How a model was loaded. All files and all code of it are found through this, so they are of one commit. The token
-    is neither printed nor pickled.
-
-    Args:
-        name (`str`): Hub id, or absolute path of a folder.
-        revision (`str`, *optional*): The commit on the Hub.
-        code_revision (`str`, *optional*): Revision of the model's own code. Default: `revision`.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether this code may run.
-        cache_dir (`str`, *optional*): As in [`~transformers.PreTrainedModel.from_pretrained`].
-        token (`str` or `bool`, *optional*): As there.
-        local_files_only (`bool`, *optional*, defaults to `False`): As there.
-        subfolder (`str`, *optional*, defaults to `""`): As there.
-        settings (`dict[str, bytes]`): The files of sentence-transformers when the model was loaded, by name.
-    """
-
-    name: str
-    revision: str | None = None
-    code_revision: str | None = None
-    trust_remote_code: bool = False
-    cache_dir: Any = None
-    token: str | bool | None = field(default=None, repr=False, compare=False)
-    local_files_only: bool = False
-    subfolder: str = ""
-    settings: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
-
-    @classmethod
-    def at(cls, name: Any, options: Mapping[str, Any]) -> Source:
-        """The source of a name and the options of `from_pretrained`, at the commit that their revision is now. Raises
-        an OSError if it cannot be reached."""
-        given = (*HUB_OPTIONS, "code_revision", "trust_remote_code")
-        options = {key: options[key] for key in given if options.get(key) is not None}
-        if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
-            options["trust_remote_code"] = True
-            *repository, commit, _ = __name__.removeprefix(DYNAMIC_MODULES).split(".")
-            repository = [its.replace("_hyphen_", "-").replace("_dot_", ".").lstrip("_") for its in repository]
-            if "/".join(repository) == name:
-                options.setdefault("code_revision", commit)
-        if not name or os.path.isdir(name):
-            options.pop("revision", None)
-            return cls(os.path.abspath(name) if name else "", **options)
-        source = cls(str(name), **options)
-        commit = extract_commit_hash(source.file("config.json"), None)
-        return source if commit is None else replace(source, revision=commit)
-
-    @property
-    def hub(self) -> dict[str, Any]:
-        """The options that find the same files."""
-        return {key: value for key in HUB_OPTIONS if (value := getattr(self, key)) is not None}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of an auto class that find the same files and code."""
-        code = {"code_revision": self.code_revision, "trust_remote_code": self.trust_remote_code}
-        return {**self.hub, **{key: value for key, value in code.items() if value}}
-
-    def file(self, name: str, **flags: Any) -> str | None:
-        """Path of a file, `None` if there is none. Takes the flags of `cached_file`."""
-        flags = {"_raise_exceptions_for_missing_entries": False, **flags}
-        return cached_file(self.name, name, **self.hub, **flags) if self.name else None
-
-    def dynamic_class(self, reference: str) -> Any:
-        """A class of the model's own code. Raises a ValueError if this may not run."""
-        if not self.trust_remote_code:
-            raise ValueError(f"{self.name} runs its own code, {reference}: read it, then pass trust_remote_code=True.")
-        return get_class_from_dynamic_module(reference, self.name, code_revision=self.code_revision, **self.hub)
-
-    def config(self, kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The config, of a class, and those of the options that are for the model."""
-        kept = {key: options[key] for key in (*MODEL_OPTIONS, "force_download") if key in options}
-        others = {key: its for key, its in options.items() if key not in MODEL_OPTIONS}
-        config, unused = kind.from_pretrained(self.name, return_unused_kwargs=True, **{**others, **self.options})
-        return config, {**unused, **self.hub, **kept}
-
-    def with_settings(self) -> Source:
-        """With the files of sentence-transformers, as they are now: none without a `modules.json`."""
-
-        def read(*names: str) -> dict[str, bytes]:
-            files = ((name, self.file(name)) for name in names)
-            return {name: Path(file).read_bytes() for name, file in files if file is not None}
-
-        files = read(SETTINGS_FILES[0])
-        if not files:
-            return self
-        files |= read(SETTINGS_FILES[1]) | next(filter(None, map(read, SETTINGS_FILES[2:])), {})
-        try:
-            modules = json.loads(files[SETTINGS_FILES[0]])
-        except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
-            modules = []
-        folders = [path.rstrip("/") for its in modules if re.fullmatch(FOLDER, path := str(its["path"]))]
-        names = [f"{folder}/{name}" for folder in folders for name in ("config.json", "model.safetensors")]
-        return replace(self, settings={**files, **read(*names)})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "token": None}
-
-    def __deepcopy__(self, memo: Any) -> Source:
-        return self
-
-
-def source_of(encoder: Any) -> Source:
-    """How an encoder was loaded. If another library has loaded it, only its name is known, and the files of the newest
-    commit are read. If they cannot be reached, there are no settings, which is logged."""
-    if "loaded_from" in encoder.__dict__:
-        return encoder.loaded_from
-    name = encoder.config.name_or_path
-    try:
-        return replace(Source.at(name, {}).with_settings(), revision=None)
-    except OSError as error:
-        reason = str(error).strip().partition("\n")[0]
-        logger.warning_once(
-            f"The pooling and prompts of {name} are unknown, and taken to be a mean and none: {reason}"
-        )
-        return Source(name)
-
-
-@dataclass(frozen=True)
-class Elasticity:
-    """
-    The depths of a model, as its config has them under `elastic`.
-
-    Args:
-        depths (`dict[int, list[int]]`): Depth -> the source's layers that run, counted from 1. A depth that is not
-            listed runs the first layers.
-        exits (`list[int]`): Depths with an exit to the space of the whole model, ascending. A path needs none.
-        table (`list[int]`): Those of them that read the static table.
-        ignored_ids (`list[int]`): Token ids that the static vector of a text leaves out.
-        fit (`dict`, *optional*): Record of the fit.
-    """
-
-    depths: Mapping[int, list[int]] = field(default_factory=dict)
-    exits: Sequence[int] = ()
-    table: Sequence[int] = ()
-    ignored_ids: Sequence[int] = ()
-    fit: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(cls, config: Any) -> Elasticity:
-        """The depths of a model with this config; none if it is not elastic."""
-        values = getattr(config, "elastic", None) or {}
-        depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
-        exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
-        return cls(depths, exits, table, ignored, values.get("fit"))
-
-    def declare(self, config: Any, **others: Any) -> None:
-        """Write the depths into a config, and keep its other entries under `elastic`."""
-        values = {
-            "depths": {str(depth): list(self.depths[depth]) for depth in sorted(self.depths)},
-            "exits": sorted(self.exits),
-            "table": sorted(self.table),
-            "ignored_ids": sorted(self.ignored_ids) if self.table else [],
-            **({} if self.fit is None else {"fit": dict(self.fit)}),
-        }
-        config.elastic = {**(getattr(config, "elastic", None) or {}), **values, **others}
-        if 0 not in self.exits and getattr(config, "matryoshka_layers", None):
-            config.matryoshka_layers = [depth for depth in config.matryoshka_layers if depth > 0]
-
-    def layers_of(self, depth: int) -> list[int]:
-        """The layers that a depth runs, counted from 1, in their order."""
-        return list(self.depths.get(depth, range(1, depth + 1)))
-
-    def of_depths(self, depths: Iterable[int]) -> Elasticity:
-        """Only these depths."""
-        kept = {*depths}
-        layers = {depth: its for depth, its in self.depths.items() if depth in kept}
-        exits, table = ([depth for depth in its if depth in kept] for its in (self.exits, self.table))
-        return replace(self, depths=layers, exits=exits, table=table)
-
-    def is_path(self, depth: int) -> bool:
-        """Whether a depth skips layers."""
-        return self.layers_of(depth) != [*range(1, depth + 1)]
-
-    @property
-    def aligned(self) -> list[int]:
-        """The depths that embed into the space of the whole model: those with an exit, and paths."""
-        return sorted({*self.exits, *filter(self.is_path, self.depths)})
-
-    def shared_prefix(self, depth: int) -> int:
-        """Number of layers at the start of a depth that run as in the whole model, with the same output."""
-        layers = self.layers_of(depth)
-        gap = next((p for p, layer in enumerate(layers) if layer != p + 1), None)
-        return depth if gap is None else max(0, gap - 1)  # the layer before a gap is refitted
-
-    def validate(self, config: Any) -> None:
-        """Raise a ValueError if the depths do not fit a model of this config."""
-        last = config.num_hidden_layers
-        for depth, layers in self.depths.items():
-            if len(layers) != depth or layers != sorted(set(layers)) or not {*layers} <= {*range(1, last + 1)}:
-                raise ValueError(f"Depth {depth} must run {depth} of the layers 1..{last}, ascending, not {layers}.")
-            if self.is_path(depth) and layers[-1] != last:
-                raise ValueError(f"Depth {depth} runs the layers {layers}: a path must end in the last layer, {last}.")
-        exits, table = {*self.exits}, {*self.table}
-        if not exits <= {*range(last + 1)} or not table <= exits or 0 in exits - table or (last == 0 and not table):
-            raise ValueError(
-                f"exits={list(self.exits)} must be within 0..{last}, and table={list(self.table)} among them; depth 0 "
-                "is the table."
-            )
-
-
-def legal_layers(config: Any) -> list[int]:
-    """The depths at which a model of this config can be read: those of `elastic`, those it was trained at, and all of
-    its layers. If it was trained at none (`matryoshka_layers=[]`), every prefix."""
-    last, spec = config.num_hidden_layers, Elasticity.of(config)
-    trained = getattr(config, "matryoshka_layers", None)
-    every = range(1, last + 1) if trained == [] else trained or ()
-    return sorted({*every, *spec.depths, *spec.exits, last})
-
-
-def legal_dims(config: Any) -> list[int]:
-    """The numbers of dims at which a model of this config can be read."""
-    trained = getattr(config, "matryoshka_dims", None)
-    if (getattr(config, "elastic", None) or {}).get("reads_all_dims"):
-        return [config.hidden_size]
-    return sorted({*trained, config.hidden_size}) if trained else list(range(1, config.hidden_size + 1))
-
-
-def resolve_size(config: Any, output_layer: int | None = None, output_dim: int | None = None) -> tuple[int, int]:
-    """The depth and the number of dims to output: the arguments, else the config's own values, else the full size.
-    Raises a ValueError that names the legal values."""
-    chosen = []
-    for name, value, full, legal_values in (
-        ("output_layer", output_layer, config.num_hidden_layers, legal_layers),
-        ("output_dim", output_dim, config.hidden_size, legal_dims),
-    ):
-        value = getattr(config, name, None) if value is None else value
-        value = full if value is None else value
-        if value != full and value not in (legal := legal_values(config)):
-            whole = legal == [*range(1, legal[-1] + 1)] and len(legal) > 1
-            spelled = f"1..{legal[-1]}" if whole else ", ".join(map(str, legal))
-            raise ValueError(f"{name}={value!r} is not available here; legal values: {spelled}.")
-        chosen.append(value)
-    return chosen[0], chosen[1]
 
 
 def layer_list(model: nn.Module, depth: int) -> tuple[str, nn.ModuleList]:
@@ -318,30 +70,6 @@ def layer_list(model: nn.Module, depth: int) -> tuple[str, nn.ModuleList]:
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return name, module
     raise ValueError(f"{type(model).__name__} has no list of its {depth} layers, so it cannot skip any.")
-
-
-def set_layers(config: Any, layers: Sequence[int]) -> None:
-    """Reduce a config to some layers, counted from 1."""
-    depth = config.num_hidden_layers
-    for name in PER_LAYER:
-        values = getattr(config, name, None)
-        if isinstance(values, list) and len(values) == depth:
-            setattr(config, name, [values[layer - 1] for layer in layers])
-    config.num_hidden_layers = len(layers)
-
-
-def cut_config(config: Any, depth: int) -> None:
-    """Reduce a config to that of a model with the layers of one depth, which has the exit of this depth and no
-    other. Prefixes without an exit stay legal."""
-    spec, runs = Elasticity.of(config), Elasticity.of(config).layers_of(depth)
-    trained = getattr(config, "matryoshka_layers", None)
-    if trained is not None:
-        lost = {*spec.exits, *spec.depths} - {depth}
-        kept = [its for its in legal_layers(config) if its not in lost and its <= spec.shared_prefix(depth)]
-        config.matryoshka_layers = sorted({*kept, depth}) if trained or lost or spec.is_path(depth) else []
-    set_layers(config, runs)
-    if getattr(config, "elastic", None) is not None:
-        replace(spec.of_depths([depth]), depths={}).declare(config, source_layers=runs)
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
@@ -536,7 +264,7 @@ class ElasticMixin(_Model):
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
         reading = "_runs" in config.__dict__
         if not reading:  # new weights: there are no exits, and a depth is a number of layers
-            config = _for_new_weights(config)
+            config = for_new_weights(config)
         super().__init__(config, *args, **kwargs)
         encoder: Any = self.base_model
         if not isinstance(encoder, ElasticMixin):
@@ -1092,155 +820,10 @@ def with_values(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[s
     }
 
 
-def trained_size(adapter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The size that an adapter was trained at, as its config has it; empty if it does not say."""
-    file = find_adapter_config_file(adapter, **options)
-    values = {} if file is None else json.loads(Path(file).read_text("utf-8"))
-    return (values.get("auto_mapping") or {}).get("elastic", {})
-
-
-def times_of(folder: Path) -> dict[str, int]:
-    """When each file of a folder was written, in nanoseconds."""
-    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
-
-
-def upload(
-    folder: Path,
-    names: list[str],
-    repo_id: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    token: Any = None,
-    **commit: Any,
-) -> None:
-    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
-    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
-    if revision is not None:
-        create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)
-
-
-def _for_new_weights(config: Any) -> Any:
-    """The config of a model with new weights: a copy with the layers of its `output_layer`, and without exits."""
-    depth, _ = resolve_size(config)
-    if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
-        return config
-    if depth == 0:
-        raise ValueError("Layer 0 is a static table, which is loaded (from_pretrained) or fitted, not new.")
-    config = copy.deepcopy(config)
-    Elasticity().declare(config)
-    config.elastic = None
-    cut_config(config, depth)
-    return config
-
-
 def dtype_of(config: Any) -> torch.dtype:
     """Type of the weights that a config names, else float32."""
     found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
     return getattr(torch, found.removeprefix("torch.")) if isinstance(found, str) else found
-
-
-def of_variant(file: str, variant: str | None) -> str:
-    """The name of a file of weights in a variant, such as `model.fp16.safetensors`, as the library has it."""
-    start, _, end = file.rpartition(".")
-    return file if variant is None else f"{start}.{variant}.{end}"
-
-
-def weight_files(source: Source, variant: str | None = None) -> list[str | Path]:
-    """The files that the library reads the weights of a folder or repository from: one, or those that its index
-    names. Those of other variants are none of them."""
-    whole = source.file(of_variant("model.safetensors", variant))
-    if whole is not None:
-        return [whole]
-    index = source.file(of_variant("model.safetensors.index.json", variant))
-    shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
-    files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in sorted(shards))
-    return [file for file in files if file is not None]
-
-
-def fingerprint_of(files: Iterable[str | Path]) -> str:
-    """Digest of the names, types and shapes of all tensors in files, and of the first 64 values of each."""
-    digest = sha256()
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            for name in sorted(tensors.keys()):
-                its = tensors.get_slice(name)
-                shape = its.get_shape()
-                row = its[:1] if shape else tensors.get_tensor(name)[None]
-                digest.update(f"{name} {its.get_dtype()} {shape}".encode())
-                digest.update(row.flatten()[:64].float().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def check_source(metadata: Mapping[str, str], source: Source, variant: str | None = None) -> None:
-    """Raise a ValueError if exits and table were made for other weights than those beside them."""
-    made_for = metadata.get("weights")
-    if made_for is not None and made_for != fingerprint_of(weight_files(source, variant)):
-        raise ValueError(
-            f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
-            "(m3bert fit)."
-        )
-
-
-def plain_if_lost(config: Any, source: Source, variant: str | None) -> Any:
-    """The config of the plain encoder, with a warning, if the file of the exits and paths that a config names is not
-    there: so the source's class saves it. A size has no such source."""
-    elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
-    file = f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
-    has_parts = spec.exits or any(map(spec.is_path, spec.depths))
-    if not has_parts or "source_layers" in elastic or source.file(file):
-        return config
-    warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
-    config = copy.deepcopy(config)
-    config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
-    for option in SIZE:
-        config.__dict__.pop(option, None)
-    return config
-
-
-def require_one_size(config: Any, source: Source, asked: Mapping[str, Any]) -> None:
-    """Raise a ValueError if `output_layer` or `output_dim` name less than all of a plain encoder."""
-    size, full = resolve_size(config, *map(asked.get, SIZE)), (config.num_hidden_layers, config.hidden_size)
-    if size != full:
-        raise ValueError(f"{source.name} has one size, {full[0]} layers and {full[1]} dims, not {size}.")
-
-
-def write_parts(
-    folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False, variant: str | None = None
-) -> None:
-    """Write the file of the tensors of [`ElasticParts`] (the table is `table`) beside the weights that they were made
-    for, which are in the folder. Unless `exact`, the table becomes float16. Each variant has a file of its own."""
-    file = folder / EXTRAS_FOLDER / of_variant(EXTRAS_FILE, variant)
-    if not tensors:
-        file.unlink(missing_ok=True)
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    ready = {
-        name: (its.half() if name == "table" and not exact else its).detach().cpu().contiguous()
-        for name, its in tensors.items()
-    }
-    save_file(
-        ready, file, metadata={"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))}
-    )
-
-
-def describe(folder: Path, *, native: bool) -> None:
-    """Put this code beside the config of an elastic model that is no m3BERT, and name it there. Unless the folder
-    loads without this code, as the `native` model, its model type is one that needs the code, so that a size never
-    loads without its exit."""
-    file = folder / "config.json"
-    values = json.loads(file.read_text("utf-8"))
-    elastic = values["elastic"]
-    source = elastic.get("source_auto_map") or {}
-    values["auto_map"] = {**source, **{name: f"modeling_elastic.{its}" for name, its in AUTO_CLASSES.items()}}
-    elastic["model_type"] = elastic.get("model_type") or values["model_type"]
-    values["model_type"] = elastic["model_type"] if native else SIZE_TYPE
-    if not native and "source" in elastic:
-        depth = len(elastic["source_layers"])
-        elastic["depths"] = {str(depth): elastic["source_layers"]}
-        values |= {**elastic.pop("source"), "output_layer": depth}
-    file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    shutil.copyfile(__file__, folder / "modeling_elastic.py")
 
 
 def _renumbered(key: str, name: str, numbers: Sequence[int]) -> str:
@@ -1252,26 +835,10 @@ def _renumbered(key: str, name: str, numbers: Sequence[int]) -> str:
     return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}"
 
 
-def write_settings(encoder: Any, folder: Path) -> None:
-    """Write the settings of sentence-transformers (pooling, prompts, ...) that an encoder was loaded with, unless the
-    folder has its own: the library writes its config before the encoder, and `modules.json` in the end."""
-    if any((folder / name).exists() for name in SETTINGS_FILES[:2]):
-        return
-    dim, width = resolve_size(encoder.config)[1], encoder.config.hidden_size
-    source = encoder.__dict__.get("loaded_from", Source(""))  # new or converted weights have none
-    for name, content in source.settings.items():
-        if dim < width and name.endswith("/config.json"):
-            values = json.loads(content)
-            sizes = {key: dim for key in ("word_embedding_dimension", "embedding_dimension") if key in values}
-            content = json.dumps({**values, **sizes}, indent=2).encode() if sizes else content
-        if not (folder / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-
-
 # The native class keeps its name and module, because the library treats classes of other modules as custom code: it
 # then renames no stored tensors, finds no attention kernels and writes other `architectures`.
 _CLASSES: dict[tuple[type, bool], type] = {}
+
 _NATIVE: dict[type, tuple[type, bool]] = {}
 
 
@@ -1409,7 +976,7 @@ class ElasticModel:
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:
-        return cls.native_class(config)._from_config(_for_new_weights(config), **kwargs)
+        return cls.native_class(config)._from_config(for_new_weights(config), **kwargs)
 
 
 for _head in HEADS:
@@ -1418,6 +985,7 @@ for _head in HEADS:
         (ElasticModel,),
         {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
     )
+
 
 # Remote code is loaded without its package, in which dill looks for it by name, else it would pickle all of it.
 if __package__:

@@ -22,6 +22,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_m3bert import M3BertConfig
+from .files_elastic import Source
 from .modeling_elastic import ElasticMixin, texts_of_tokens, with_size
 
 
@@ -207,6 +208,7 @@ class M3BertPreTrainedModel(PreTrainedModel):
     """Base class of the encoder and all heads: capabilities, and the settings of embedding models."""
 
     config: M3BertConfig
+    loaded_from: Source
     config_class = M3BertConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True

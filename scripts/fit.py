@@ -216,7 +216,7 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
     sentence-transformers, its code and its licence; and `others` of its folders, where it has them."""
     from huggingface_hub import snapshot_download
 
-    from ..modeling.modeling_elastic import FOLDER, Source, weight_files
+    from ..modeling.files_elastic import FOLDER, Source, weight_files
 
     found = Path(source)
     if not found.is_dir():
@@ -240,7 +240,7 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     """Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs
     them."""
     from ..hub_cards.checkpoint import sha256_of
-    from ..modeling.modeling_elastic import describe, write_parts
+    from ..modeling.files_elastic import describe, write_parts
     from ..models.settings import hub_id
 
     encoder = model.base_model
@@ -326,7 +326,7 @@ def main(arguments: list[str]) -> None:
         from transformers import AutoModel
 
         from ..data.target_vectors import read_target_vectors
-        from ..modeling.modeling_elastic import Source
+        from ..modeling.files_elastic import Source
         from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
 
         targets = None

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..modeling.modeling_elastic import Elasticity, layer_list, resolve_size, view
+from ..modeling.configuration_elastic import Elasticity, resolve_size
+from ..modeling.modeling_elastic import layer_list, view
 from ..models.anatomy import Resumed, Tapped, anatomy_of, run_native
 from ..models.conversion import OFFSET_POSITIONS
 from ..models.settings import POOLINGS, Pooling

@@ -24,7 +24,8 @@ from ..encode.projection import Projection
 from ..encode.ranks import rank, world_size
 from ..encode.states import Pooling, check_pooling, longest_text
 from ..encode.tokenized_texts import TokenizedTexts
-from ..modeling.modeling_elastic import Elasticity, make_elastic
+from ..modeling.configuration_elastic import Elasticity
+from ..modeling.modeling_elastic import make_elastic
 from ..models.settings import EmbeddingSettings
 from ..utils.hashing import weights_fingerprint
 from .choice import Queries, candidates_of, choose

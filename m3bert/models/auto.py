@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.models.auto import auto_factory, configuration_auto
 
 from ..modeling import modeling_elastic
-from ..modeling.modeling_elastic import AUTO_CLASSES, ElasticConfig, Source
+from ..modeling.files_elastic import AUTO_CLASSES, Source
+from ..modeling.modeling_elastic import ElasticConfig
 
 
 def with_own_code(find: Any) -> Any:

@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ..modeling.configuration_elastic import Elasticity
 from ..modeling.configuration_m3bert import M3BertConfig
-from ..modeling.modeling_elastic import Elasticity
 from ..modeling.modeling_m3bert import M3BertModel
 from .conversion import (
     BERT_CONFIG,

@@ -20,7 +20,7 @@ from tokenizers.normalizers import Lowercase, Sequence
 from torch import nn
 from transformers import AutoTokenizer
 
-from ..modeling.modeling_elastic import FOLDER, SETTINGS_FILES, Source, source_of
+from ..modeling.files_elastic import FOLDER, SETTINGS_FILES, Source, source_of
 
 
 Pooling = Literal["mean", "cls", "lasttoken"]

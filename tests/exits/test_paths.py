@@ -13,7 +13,8 @@ from m3bert.encode.states import nested_states
 from m3bert.encode.tokenized_texts import TokenizedTexts
 from m3bert.exits import paths, refit
 from m3bert.exits.passes import RawStates
-from m3bert.modeling.modeling_elastic import Elasticity, layer_list, make_elastic, with_parameters
+from m3bert.modeling.configuration_elastic import Elasticity
+from m3bert.modeling.modeling_elastic import layer_list, make_elastic, with_parameters
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
 from m3bert.trainers import fit_exits
 from tests.exits.test_fit import random_texts

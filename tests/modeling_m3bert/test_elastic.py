@@ -23,14 +23,9 @@ from transformers import (
     set_seed,
 )
 
-from m3bert.modeling.modeling_elastic import (
-    Elasticity,
-    fingerprint_of,
-    layer_list,
-    make_elastic,
-    set_layers,
-    static_vectors,
-)
+from m3bert.modeling.configuration_elastic import Elasticity, set_layers
+from m3bert.modeling.files_elastic import fingerprint_of
+from m3bert.modeling.modeling_elastic import layer_list, make_elastic, static_vectors
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, assert_refused, halves
 
 

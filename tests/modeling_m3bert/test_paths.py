@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import AutoModel
 
 from m3bert.modeling import M3BertModel
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.native import convert_to_native
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import WIDTH, affine, assert_refused, give_table, random_paths

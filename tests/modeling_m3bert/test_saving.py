@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
 
 from m3bert import GridEncoder
-from m3bert.modeling.modeling_elastic import AUTO_CLASSES
+from m3bert.modeling.files_elastic import AUTO_CLASSES, CODE_FILES
 from m3bert.models.auto import load_config, load_model
 from tests.conftest import assert_close
 from tests.elastic_repositories import KINDS, save_elastic
@@ -171,7 +171,7 @@ def test_a_push_writes_the_folder_and_the_same_files_on_the_hub(folder, tiny_tok
         "config.json",
         "model.fp16.safetensors",
         "elastic/weights.fp16.safetensors",
-        "modeling_elastic.py",
+        *CODE_FILES,
     } <= files
     for name in (tmp_path / "pushed", "user/pushed"):
         assert_close(pooled(load(name, variant="fp16"), tiny_tokenizer), pooled(model, tiny_tokenizer))

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 
 from m3bert.encode.encoder import GridEncoder
 from m3bert.modeling import M3BertModel
-from m3bert.modeling.modeling_elastic import Source
+from m3bert.modeling.files_elastic import Source
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
 from tests.elastic_repositories import PROMPTS, save_elastic

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
-from m3bert.modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, write_parts
+from m3bert.modeling.configuration_elastic import Elasticity
+from m3bert.modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
 from m3bert.models.native import convert_to_native, output_map
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import (
