@@ -225,4 +225,6 @@ def loads_natively(config: Any) -> bool:
     first = [*range(1, config.num_hidden_layers + 1)]
     layers = (getattr(config, "elastic", None) or {}).get("source_layers", first)
     _, dim = resolve_size(config)
-    return config.num_hidden_layers not in Elasticity.of(config).exits and dim == config.hidden_size and layers == first
+    return (
+        config.num_hidden_layers not in Elasticity.of(config).exits and dim == config.hidden_size and layers == first
+    )

@@ -2,8 +2,8 @@
 Elastic encoders, 2 of 3: the files of a repository.
 
 A repository is its source and a little more: `config.json` of the source with the key `elastic`, the source's weights
-as they are, `elastic/weights.safetensors` with exits, refitted matrices and table, the files of sentence-transformers
-as they were, and these three files as remote code.
+as they are, `elastic/weights.safetensors` with exits, refitted matrices and table (the *parts*), the files of
+sentence-transformers as they were, and these three files as remote code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import create_branch, create_repo, upload_folder
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
@@ -32,34 +32,25 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from .configuration_elastic import SIZE, Elasticity, resolve_size
 
 
-CODE_FILES = tuple(f"{kind}_elastic.py" for kind in ("configuration", "files", "modeling"))
+CODE_FILES = ("configuration_elastic.py", "files_elastic.py", "modeling_elastic.py")
 EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
-
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
-
 HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
-
 MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
-
 # All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
 HEADS = (
     *("CausalLM", "MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining", "QuestionAnswering"),
     *("SequenceClassification", "TokenClassification"),
 )
-
 AUTO_CLASSES = {
     "AutoConfig": "ElasticConfig",
     "AutoModel": "ElasticModel",
     "AutoModelForTextEncoding": "ElasticModel",
     **{f"AutoModelFor{head}": f"ElasticFor{head}" for head in HEADS},
 }
-
 logger: Any = logging.get_logger(__name__)
-
 DYNAMIC_MODULES = "transformers_modules."  # package of remote code
-
 FOLDER = r"[\w-][\w.-]*/?"  # name of a module's folder, which does not lead out of the repository
-
 # Files of sentence-transformers at the root of a repository, under all names that it has had.
 SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
     f"sentence_{kind}_config.json"
@@ -89,14 +80,14 @@ class Source:
     revision: str | None = None
     code_revision: str | None = None
     trust_remote_code: bool = False
-    cache_dir: Any = None
+    cache_dir: str | os.PathLike[str] | None = None
     token: str | bool | None = field(default=None, repr=False, compare=False)
     local_files_only: bool = False
     subfolder: str = ""
     settings: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def at(cls, name: Any, options: Mapping[str, Any]) -> Source:
+    def at(cls, name: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Source:
         """The source of a name and the options of `from_pretrained`, at the commit that their revision is now. Raises
         an OSError if it cannot be reached."""
         given = (*HUB_OPTIONS, "code_revision", "trust_remote_code")
@@ -104,7 +95,7 @@ class Source:
         if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
             options["trust_remote_code"] = True
             *repository, commit, _ = __name__.removeprefix(DYNAMIC_MODULES).split(".")
-            repository = [its.replace("_hyphen_", "-").replace("_dot_", ".").lstrip("_") for its in repository]
+            repository = [part.replace("_hyphen_", "-").replace("_dot_", ".").lstrip("_") for part in repository]
             if "/".join(repository) == name:
                 options.setdefault("code_revision", commit)
         if not name or os.path.isdir(name):
@@ -137,11 +128,11 @@ class Source:
         return get_class_from_dynamic_module(reference, self.name, code_revision=self.code_revision, **self.hub)
 
     def config(self, kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The config, of a class, and those of the options that are for the model."""
-        kept = {key: options[key] for key in (*MODEL_OPTIONS, "force_download") if key in options}
-        others = {key: its for key, its in options.items() if key not in MODEL_OPTIONS}
+        """The config, of a class, and the options that are for the model."""
+        for_model = {key: options[key] for key in (*MODEL_OPTIONS, "force_download") if key in options}
+        others = {key: value for key, value in options.items() if key not in MODEL_OPTIONS}
         config, unused = kind.from_pretrained(self.name, return_unused_kwargs=True, **{**others, **self.options})
-        return config, {**unused, **self.hub, **kept}
+        return config, {**unused, **self.hub, **for_model}
 
     def with_settings(self) -> Source:
         """With the files of sentence-transformers, as they are now: none without a `modules.json`."""
@@ -158,14 +149,14 @@ class Source:
             modules = json.loads(files[SETTINGS_FILES[0]])
         except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
             modules = []
-        folders = [path.rstrip("/") for its in modules if re.fullmatch(FOLDER, path := str(its["path"]))]
+        folders = [path.rstrip("/") for module in modules if re.fullmatch(FOLDER, path := str(module["path"]))]
         names = [f"{folder}/{name}" for folder in folders for name in ("config.json", "model.safetensors")]
         return replace(self, settings={**files, **read(*names)})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "token": None}
 
-    def __deepcopy__(self, memo: Any) -> Source:
+    def __deepcopy__(self, memo: object) -> Source:
         return self
 
 
@@ -185,38 +176,18 @@ def source_of(encoder: Any) -> Source:
         return Source(name)
 
 
-def trained_size(adapter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The size that an adapter was trained at, as its config has it; empty if it does not say."""
-    file = find_adapter_config_file(adapter, **options)
-    values = {} if file is None else json.loads(Path(file).read_text("utf-8"))
-    return (values.get("auto_mapping") or {}).get("elastic", {})
-
-
-def times_of(folder: Path) -> dict[str, int]:
-    """When each file of a folder was written, in nanoseconds."""
-    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
-
-
-def upload(
-    folder: Path,
-    names: list[str],
-    repo_id: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    token: Any = None,
-    **commit: Any,
-) -> None:
-    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
-    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
-    if revision is not None:
-        create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)
+# Weights and parts
 
 
 def of_variant(file: str, variant: str | None) -> str:
     """The name of a file of weights in a variant, such as `model.fp16.safetensors`, as the library has it."""
     start, _, end = file.rpartition(".")
     return file if variant is None else f"{start}.{variant}.{end}"
+
+
+def parts_file(variant: str | None) -> str:
+    """The name of the file of the parts, which each variant has for itself."""
+    return f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
 
 
 def weight_files(source: Source, variant: str | None = None) -> list[str | Path]:
@@ -237,33 +208,63 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
     for file in files:
         with safe_open(file, "pt") as tensors:
             for name in sorted(tensors.keys()):
-                its = tensors.get_slice(name)
-                shape = its.get_shape()
-                row = its[:1] if shape else tensors.get_tensor(name)[None]
-                digest.update(f"{name} {its.get_dtype()} {shape}".encode())
+                tensor = tensors.get_slice(name)
+                shape = tensor.get_shape()
+                row = tensor[:1] if shape else tensors.get_tensor(name)[None]
+                digest.update(f"{name} {tensor.get_dtype()} {shape}".encode())
                 digest.update(row.flatten()[:64].float().numpy().tobytes())
     return digest.hexdigest()
 
 
-def check_source(metadata: Mapping[str, str], source: Source, variant: str | None = None) -> None:
-    """Raise a ValueError if exits and table were made for other weights than those beside them."""
-    made_for = metadata.get("weights")
-    if made_for is not None and made_for != fingerprint_of(weight_files(source, variant)):
-        raise ValueError(
-            f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
-            "(m3bert fit)."
-        )
+def read_parts(source: Source, elastic: Elasticity, variant: str | None, **flags: Any) -> dict[str, torch.Tensor]:
+    """
+    The parts of some depths, by their names in the file; none if there is no file. Takes the flags of `cached_file`.
+
+    Raises:
+        ValueError: if the file is broken, or its parts were made for other weights than those beside it.
+    """
+    file = source.file(parts_file(variant), **flags)
+    if file is None:
+        return {}
+    try:
+        with safe_open(file, "pt") as stored:
+            made_for = (stored.metadata() or {}).get("weights")
+            if made_for is not None and made_for != fingerprint_of(weight_files(source, variant)):
+                raise ValueError(
+                    f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
+                    "(m3bert fit)."
+                )
+            return {name: stored.get_tensor(name) for name in filter(elastic.owns, stored.keys())}
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
+
+
+def write_parts(
+    folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False, variant: str | None = None
+) -> None:
+    """Write the tensors of [`ElasticParts`] beside the weights that they were made for, which are in the folder.
+    Unless `exact`, the table becomes float16."""
+    file = folder / parts_file(variant)
+    if not tensors:
+        file.unlink(missing_ok=True)
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    named = {name.replace("table.weight", "table"): tensor.detach().cpu() for name, tensor in tensors.items()}
+    if "table" in named and not exact:
+        named["table"] = named["table"].half()
+    named = {name: tensor.contiguous() for name, tensor in named.items()}
+    save_file(named, file, {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))})
 
 
 def plain_if_lost(config: Any, source: Source, variant: str | None) -> Any:
-    """The config of the plain encoder, with a warning, if the file of the exits and paths that a config names is not
-    there: so the source's class saves it. A size has no such source."""
+    """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there: so
+    the source's class saves it. A size has no such source."""
     elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
-    file = f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
-    has_parts = spec.exits or any(map(spec.is_path, spec.depths))
-    if not has_parts or "source_layers" in elastic or source.file(file):
+    if not spec.has_tensors or "source_layers" in elastic or source.file(parts_file(variant)):
         return config
-    warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
+    warnings.warn(
+        f"{source.name} has no {parts_file(variant)}, so it is the plain encoder, at its full size.", stacklevel=2
+    )
     config = copy.deepcopy(config)
     config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
     for option in SIZE:
@@ -278,23 +279,7 @@ def require_one_size(config: Any, source: Source, asked: Mapping[str, Any]) -> N
         raise ValueError(f"{source.name} has one size, {full[0]} layers and {full[1]} dims, not {size}.")
 
 
-def write_parts(
-    folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False, variant: str | None = None
-) -> None:
-    """Write the file of the tensors of [`ElasticParts`] (the table is `table`) beside the weights that they were made
-    for, which are in the folder. Unless `exact`, the table becomes float16. Each variant has a file of its own."""
-    file = folder / EXTRAS_FOLDER / of_variant(EXTRAS_FILE, variant)
-    if not tensors:
-        file.unlink(missing_ok=True)
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    ready = {
-        name: (its.half() if name == "table" and not exact else its).detach().cpu().contiguous()
-        for name, its in tensors.items()
-    }
-    save_file(
-        ready, file, metadata={"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))}
-    )
+# What is written beside the weights
 
 
 def describe(folder: Path, *, native: bool) -> None:
@@ -304,8 +289,8 @@ def describe(folder: Path, *, native: bool) -> None:
     file = folder / "config.json"
     values = json.loads(file.read_text("utf-8"))
     elastic = values["elastic"]
-    source = elastic.get("source_auto_map") or {}
-    values["auto_map"] = {**source, **{name: f"modeling_elastic.{its}" for name, its in AUTO_CLASSES.items()}}
+    classes = {auto: f"modeling_elastic.{name}" for auto, name in AUTO_CLASSES.items()}
+    values["auto_map"] = {**(elastic.get("source_auto_map") or {}), **classes}
     elastic["model_type"] = elastic.get("model_type") or values["model_type"]
     values["model_type"] = elastic["model_type"] if native else SIZE_TYPE
     if not native and "source" in elastic:
@@ -332,3 +317,31 @@ def write_settings(encoder: Any, folder: Path) -> None:
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
+
+
+def trained_size(adapter: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The size that an adapter was trained at, as its config has it; empty if it does not say."""
+    file = find_adapter_config_file(adapter, **options)
+    values = {} if file is None else json.loads(Path(file).read_text("utf-8"))
+    return (values.get("auto_mapping") or {}).get("elastic", {})
+
+
+def times_of(folder: Path) -> dict[str, int]:
+    """When each file of a folder was written, in nanoseconds."""
+    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
+
+
+def upload(
+    folder: Path,
+    names: list[str],
+    repo_id: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    **commit: Any,
+) -> None:
+    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
+    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+    if revision is not None:
+        create_branch(repo_id, branch=revision, token=token, exist_ok=True)
+    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)

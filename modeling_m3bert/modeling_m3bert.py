@@ -349,9 +349,9 @@ class M3BertModel(ElasticMixin, M3BertEncoder):
 class M3BertHead(ElasticMixin, M3BertPreTrainedModel):
     """Base class of the heads, which read the encoder's hidden state of the requested size."""
 
-    def __init__(self, config: M3BertConfig):
+    def __init__(self, config: M3BertConfig, **size: Any):
         super(ElasticMixin, self).__init__(config)  # the encoder is what is elastic
-        self.model = M3BertModel(config)
+        self.model = M3BertModel(config, **size)
         self.config = self.model.config  # with the layers of `output_layer`
 
 
@@ -364,8 +364,8 @@ class M3BertForMaskedLM(M3BertHead):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config)
+    def __init__(self, config: M3BertConfig, **size: Any):
+        super().__init__(config, **size)
         self.lm_head = NestedLinear(self.config.hidden_size, self.config.vocab_size)
         self.refuse_table()
         self.post_init()
@@ -397,7 +397,7 @@ class M3BertForMaskedLM(M3BertHead):
         attention_mask: torch.Tensor | None = None,
         *,
         output_layer: int | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         r"""
@@ -416,7 +416,7 @@ class M3BertForMaskedLM(M3BertHead):
         states = outputs.last_hidden_state
         if self.config.sparse_prediction and labels is not None:
             labelled = labels != -100
-            states, labels = states[labelled], labels[labelled]  # type: ignore[assignment]  # still integers
+            states, labels = states[labelled], labels[labelled]
         logits = self.lm_head(states)
         loss = None
         if labels is not None:
@@ -429,8 +429,8 @@ class M3BertForMaskedLM(M3BertHead):
 class M3BertClassifier(M3BertHead):
     """Base class of the classification heads: encoder, dropout and a [`NestedLinear`] classifier."""
 
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config)
+    def __init__(self, config: M3BertConfig, **size: Any):
+        super().__init__(config, **size)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = NestedLinear(config.hidden_size, config.num_labels)

@@ -248,9 +248,7 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     digests = {file.name: sha256_of(file) for file in sorted(folder.glob("model*.safetensors"))}
     fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
-    write_parts(
-        folder, {name.replace("table.weight", "table"): its for name, its in encoder.elastic.state_dict().items()}
-    )
+    write_parts(folder, encoder.elastic.state_dict())
     file = folder / "config.json"
     values = json.loads(file.read_text("utf-8"))
     own_code = {name: its for name, its in values.get("auto_map", {}).items() if "modeling_elastic" not in its}
