@@ -152,7 +152,7 @@ def native_of(model: Any, layer: int, dim: int) -> tuple[Any, AffineMap | None]:
     own_code = (config.elastic or {}).get("source_auto_map")
     del encoder.elastic
     for part in {id(each): each for each in (model, encoder)}.values():
-        part.__class__ = type(part).__bases__[1]  # the class that was made elastic
+        part.__class__, _ = part.made_of
         for name in ("elastic", "auto_map", "output_layer", "output_dim", "matryoshka_layers", "matryoshka_dims"):
             part.config.__dict__.pop(name, None)
     if own_code:

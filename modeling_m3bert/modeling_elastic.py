@@ -266,21 +266,21 @@ class ElasticMixin(_Model):
     """
 
     elastic: ElasticParts
+    made_of: tuple[type, bool] | None = None  # native class, and whether it has a head; `None` for m3BERT
 
     def __init__(self, config: Any, *args: Any, size: Size | None = None, **kwargs: Any):
         # New weights have no exits, and a depth is then a number of layers. A size is to be read.
         super().__init__(for_new_weights(config) if size is None else config, *args, **kwargs)
         encoder: Any = self.base_model
         if not isinstance(encoder, ElasticMixin):
-            encoder.__class__ = elastic_class(type(encoder))
+            encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
         if size is not None:
             encoder.late_adapters = []
             encoder._leave_out(size)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        native = _NATIVE.get(type(self))
-        return super().__reduce_ex__(protocol) if native is None else (_empty, native, self.__dict__)
+        return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)
 
     # Running, of encoders
 
@@ -554,7 +554,7 @@ class ElasticMixin(_Model):
             config = copy.deepcopy(config)
         else:
             origin = source if config is None else Source.at(config, kwargs)
-            config, kwargs = origin.config(ElasticConfig if cls in _NATIVE else cls.config_class, kwargs)
+            config, kwargs = origin.config(ElasticConfig if cls.made_of else cls.config_class, kwargs)
         kwargs = {**kwargs, **source.hub, "use_safetensors": True}
         kwargs.pop("code_revision", None)
         adapter = {key: value for key, value in source.hub.items() if key in ("cache_dir", "local_files_only")}
@@ -593,8 +593,9 @@ class ElasticMixin(_Model):
             for child in [key for key in self._modules if key != "elastic"]:
                 setattr(self, child, nn.ModuleList() if child == name else nn.Module())
             patterns = [".*"]
-        ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None) or []
-        self._keys_to_ignore_on_load_unexpected = type(ignored)([*ignored, *patterns])
+        ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
+        kind = list if ignored is None else type(ignored)
+        self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), *patterns])
 
     def _number_layers(self, size: Size) -> None:
         """Number the layers in the order in which they run."""
@@ -611,7 +612,7 @@ class ElasticMixin(_Model):
         names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
         source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
         cut_config(config, len(size.layers))
-        if type(self) in _NATIVE and config.elastic:
+        if self.made_of and config.elastic:
             config.elastic["source"] = source
         for module in self.modules():
             other = module.__dict__.get("config")
@@ -667,7 +668,7 @@ class ElasticMixin(_Model):
         if self._hf_peft_config_loaded:
             for name in self.active_adapters():
                 adapter, size = self.peft_config[name], self._adapted_size()
-                if type(self.base_model) not in _NATIVE:  # all layers of an m3BERT are for each of its sizes
+                if self.base_model.made_of is None:  # all layers of an m3BERT are for each of its sizes
                     size = {key: value for key, value in size.items() if getattr(self.config, key, None) is not None}
                 adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
             super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
@@ -692,7 +693,7 @@ class ElasticMixin(_Model):
         tensors = self.state_dict() if state_dict is None else state_dict
         parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         native = {key: value for key, value in tensors.items() if not key.startswith(prefix)}
-        config, has_own_code = encoder.config, type(encoder) not in _NATIVE
+        config, has_own_code = encoder.config, encoder.made_of is None
         elastic, depth = getattr(config, "elastic", None) or {}, config.num_hidden_layers
         is_native = has_own_code or loads_natively(config)
         if not is_native and depth > 0:  # layers have the numbers of the source, which some encoders read
@@ -822,22 +823,17 @@ def with_values(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[s
 # Classes. The native class keeps its name and module, because the library treats classes of other modules as custom
 # code: it then renames no stored tensors, finds no attention kernels and writes other `architectures`.
 
-_CLASSES: dict[tuple[type, bool], type] = {}
-_NATIVE: dict[type, tuple[type, bool]] = {}
 
-
-def elastic_class(native: Any, head: bool = False) -> Any:
+@functools.cache
+def elastic_class(native: Any, head: bool) -> Any:
     """The elastic class of a class of transformers, with its name and module. If that is an encoder with a `head`, the
-    native `forward` stays, and calls that of the encoder."""
+    native `forward` stays, and calls the encoder's."""
     if issubclass(native, ElasticMixin):
         return native
-    key = native, head
-    if key not in _CLASSES:
-        names = {"__module__": native.__module__, "__qualname__": native.__qualname__, "__doc__": native.__doc__}
-        forward = native.forward if head else with_size(native.forward)
-        _CLASSES[key] = type(native.__name__, (ElasticMixin, native), {**names, "forward": forward})
-        _NATIVE[_CLASSES[key]] = key
-    return _CLASSES[key]
+    members = {name: getattr(native, name) for name in ("__module__", "__qualname__", "__doc__", "forward")}
+    if not head:
+        members["forward"] = with_size(native.forward)
+    return type(native.__name__, (ElasticMixin, native), {**members, "made_of": (native, head)})
 
 
 def with_size(native: Callable[..., Any]) -> Callable[..., Any]:
@@ -866,10 +862,10 @@ def make_elastic(model: Any) -> Any:
     if not isinstance(encoder, ElasticMixin):
         layer_list(encoder, encoder.config.num_hidden_layers)
         encoder.loaded_from = source_of(encoder)
-        encoder.__class__ = elastic_class(type(encoder))
+        encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
     if model is not encoder and not isinstance(model, ElasticMixin):
-        model.__class__ = elastic_class(type(model), head=True)
+        model.__class__ = elastic_class(model.__class__, True)
     return model
 
 

@@ -419,8 +419,8 @@ class M3BertQuantizer(PreTrainedModel):
         """Identifies the weights and thresholds: equal quantizers give equal codes."""
         tensors = sorted(self.state_dict().items())
         # Hashing takes as long as coding a few vectors: done again only if a tensor was changed or replaced.
-        versions = (0 if its.is_inference() else its._version for _, its in tensors)
-        state = (self.config.skip, *self.config.layers, *(its.data_ptr() for _, its in tensors), *versions)
+        versions = (0 if tensor.is_inference() else tensor._version for _, tensor in tensors)
+        state = (self.config.skip, *self.config.layers, *(tensor.data_ptr() for _, tensor in tensors), *versions)
         if self._hashed is None or self._hashed[0] != state:
             digest = blake2b(json.dumps([self.config.skip, self.config.layers]).encode(), digest_size=8)
             for name, tensor in tensors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import permutations, product
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +20,7 @@ from transformers.activations import ACT2FN
 from ..modeling.modeling_elastic import layer_list, view
 
 
+ANATOMY = "anatomy"  # its key in the config, under `elastic`
 TOKENS = 8  # of the text that is run
 _PROBED: WeakKeyDictionary[nn.Module, Anatomy] = WeakKeyDictionary()
 Calls = dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]]  # module -> arguments, keywords, output
@@ -96,11 +97,20 @@ class FeedForward:
 
 
 def anatomy_of(encoder: Any) -> Anatomy:
-    """The anatomy of an encoder without a head, probed once. Raises a ValueError if it has no list of layers, does not
-    run on token ids alone, or does more than one norm after the last layer."""
+    """The anatomy of an encoder without a head: as its config has it since a fit, else probed once. Raises a
+    ValueError if it has no list of layers, does not run on token ids alone, or does more than one norm after the last
+    layer."""
+    stored = (getattr(encoder.config, "elastic", None) or {}).get(ANATOMY)
+    if stored is not None and encoder.config.num_hidden_layers > 0:
+        return Anatomy(**stored)
     if encoder not in _PROBED:
         _PROBED[encoder] = _probe(encoder)
     return _PROBED[encoder]
+
+
+def store_anatomy(encoder: Any) -> None:
+    """Write the anatomy of an elastic encoder into its config, so that it is not probed again."""
+    encoder.config.elastic[ANATOMY] = asdict(anatomy_of(encoder))
 
 
 def run_native(encoder: Any, *, hooks: bool = True, **arguments: Any) -> Any:
@@ -141,7 +151,7 @@ def _probe(encoder: Any) -> Anatomy:
     final_norm = None if _equal(raw, last) else _module_between(calls, raw, last)
     if final_norm is None and not _equal(raw, last):
         raise ValueError(f"{kind} does more than one norm after its last layer, {name}.{depth - 1}.")
-    causal = all(_equal(_before_last(its[2]), _before_last(others[key][2])) for key, its in calls.items())
+    causal = all(_equal(_before_last(output), _before_last(others[key][2])) for key, (_, _, output) in calls.items())
     return Anatomy(final_norm, causal, _equal(resumed, last))
 
 
@@ -196,15 +206,15 @@ def recorded(encoder: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, t
 
 def _module_between(calls: Calls, before: torch.Tensor, after: torch.Tensor) -> str | None:
     """Name of the module that makes one tensor of another."""
-    found = (name for name, (args, _, output) in calls.items() if args and _equal(args[0], before))
-    return next((name for name in found if _equal(calls[name][2], after)), None)
+    readers = (name for name, (args, _, _) in calls.items() if args and _equal(args[0], before))
+    return next((name for name in readers if _equal(calls[name][2], after)), None)
 
 
 def _before_last(output: Any) -> torch.Tensor:
     """The part of a module's output that belongs to all tokens but the last."""
-    found = hidden_of(output)
-    per_token = isinstance(found, torch.Tensor) and found.dim() == 3 and len(found) == 1
-    return found[:, :-1] if per_token else torch.empty(0)
+    state = hidden_of(output)
+    per_token = isinstance(state, torch.Tensor) and state.dim() == 3 and len(state) == 1
+    return state[:, :-1] if per_token else torch.empty(0)
 
 
 def _resumed(encoder: Any, layers: nn.ModuleList, calls: Calls, name: str, inputs: Any) -> torch.Tensor:
@@ -267,13 +277,14 @@ def feed_forward_of(encoder: Any) -> FeedForward:
     ids = probe_ids(encoder)
     with probing(encoder):
         calls, _ = recorded(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-        found = [_end_of(layer, f"{name}.{number}", calls, encoder.config) for number, layer in enumerate(layers)]
-    if None in found or len(set(found)) > 1:
+        ends = {_end_of(layer, f"{name}.{number}", calls, encoder.config) for number, layer in enumerate(layers)}
+    end = ends.pop()
+    if end is None or ends:
         raise ValueError(
             f"The layers of {type(encoder).__name__} do not end in a matrix that is added to a residual, so a path "
             "cannot be refitted there. Prefixes, and paths of layers as they are, work."
         )
-    return found[0]  # type: ignore[return-value]
+    return end
 
 
 def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForward | None:
@@ -282,7 +293,7 @@ def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForwa
     called = [name for name in calls if name.startswith(f"{path}.")]  # in the order in which they returned
     inside = {name.removeprefix(f"{path}."): calls[name] for name in called}
     linear = [name for name in inside if isinstance(layer.get_submodule(name), nn.Linear)]
-    norms = [name for name, (_, _, its) in inside.items() if _equal(its, result)]
+    norms = [name for name, (_, _, output) in inside.items() if _equal(output, result)]
     norm = norms[0] if norms and isinstance(inside[norms[0]][0][0], torch.Tensor) else None
     before = inside[norm][0][0] if norm is not None else result
     shift = torch.randn_like(result) * result.std()
@@ -302,10 +313,10 @@ def _norms_of(layer: nn.Module, inside: Calls, state: torch.Tensor) -> list[str]
     modules = {name: layer.get_submodule(name) for name in readers}
     return [
         name
-        for name, its in modules.items()
-        if getattr(its, "weight", None) is not None
-        and its.weight.shape == state.shape[-1:]
-        and torch.allclose(its(100 * state), its(10 * state), rtol=1e-2)
+        for name, module in modules.items()
+        if getattr(module, "weight", None) is not None
+        and module.weight.shape == state.shape[-1:]
+        and torch.allclose(module(100 * state), module(10 * state), rtol=1e-2)
     ]
 
 
@@ -314,9 +325,11 @@ def _rerun(
 ) -> torch.Tensor:
     """The output of a layer, or the input of its closing norm, when something is added to the output of a matrix."""
     read: list[torch.Tensor] = []
-    handles = [layer.get_submodule(output).register_forward_hook(lambda module, inputs, its: its + shift)]
+    handles = [layer.get_submodule(output).register_forward_hook(lambda module, inputs, result: result + shift)]
     if norm is not None:
-        handles.append(layer.get_submodule(norm).register_forward_pre_hook(lambda module, its: read.append(its[0])))
+        handles.append(
+            layer.get_submodule(norm).register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+        )
     try:
         result = hidden_of(layer(*args, **kwargs))
     finally:

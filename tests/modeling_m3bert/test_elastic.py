@@ -357,6 +357,10 @@ DAMAGED = {
         lambda folder: change_config(folder, depths={"4": [1, 2, 5, 7]}),
         r"Depth 4 must run 4 of the layers 1\.\.6",
     ),
+    "no matrices": (
+        lambda folder: change_config(folder, refitted=[2, 4]),
+        "the refitted matrices of depth 2 are missing",
+    ),
     "no last layer": (drop_layers, "is incomplete or of another architecture: .* tensors of the encoder are missing"),
 }
 

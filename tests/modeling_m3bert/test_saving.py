@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,9 +20,10 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassifi
 
 from m3bert import GridEncoder
 from m3bert.modeling.files_elastic import AUTO_CLASSES, CODE_FILES
+from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.models.auto import load_config, load_model
 from tests.conftest import assert_close
-from tests.elastic_repositories import KINDS, save_elastic
+from tests.elastic_repositories import KINDS, PATH, save_elastic, save_source
 from tests.modeling_m3bert.static_models import assert_refused
 
 
@@ -135,6 +137,23 @@ def test_a_folder_without_its_exits_is_the_plain_source_and_a_size_is_refused(fo
         assert_refused(lambda: load(tmp_path / "all", output_layer=2), r"output_layer=2 is not available here")
         assert_refused(lambda: load(tmp_path / "all", output_dim=8), r"has one size, 6 layers and 32 dims")
     assert_refused(lambda: load(tmp_path / "2"), r"'exits.2.weight' has the shape None")
+
+
+def test_a_path_without_matrices_needs_no_file(tiny_tokenizer, tmp_path):
+    save_source(tmp_path / "source", tiny_tokenizer)
+    model = make_elastic(AutoModel.from_pretrained(tmp_path / "source").eval())
+    model.set_depths(paths={4: (PATH, {})})
+    model.save_pretrained(tmp_path / "paths")
+    tiny_tokenizer.save_pretrained(tmp_path / "paths")
+    assert not (tmp_path / "paths" / "elastic").exists()
+    model.config.output_layer = 4
+    assert_close(pooled(load(tmp_path / "paths", output_layer=4), tiny_tokenizer), pooled(model, tiny_tokenizer))
+    file = tmp_path / "paths" / "config.json"
+    values = json.loads(file.read_text())
+    assert values["elastic"].pop("refitted") == []
+    file.write_text(json.dumps(values))
+    with pytest.warns(UserWarning, match="so it is the plain encoder"):  # an old repository, which does not say
+        assert load(tmp_path / "paths").config.elastic is None
 
 
 @pytest.mark.parametrize(
