@@ -221,7 +221,7 @@ def read_parts(source: Source, elastic: Elasticity, variant: str | None, **flags
     The parts of some depths, by their names in the file; none if there is no file. Takes the flags of `cached_file`.
 
     Raises:
-        ValueError: if the file is broken, or its parts were made for other weights than those beside it.
+        ValueError: if the file is broken or incomplete, or was made for other weights than those beside it.
     """
     file = source.file(parts_file(variant), **flags)
     if file is None:
@@ -234,9 +234,13 @@ def read_parts(source: Source, elastic: Elasticity, variant: str | None, **flags
                     f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
                     "(m3bert fit)."
                 )
-            return {name: stored.get_tensor(name) for name in filter(elastic.owns, stored.keys())}
+            tensors = {name: stored.get_tensor(name) for name in filter(elastic.owns, stored.keys())}
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
+    for depth in elastic.refitted or ():
+        if not any(name.startswith(f"paths.{depth}.") for name in tensors):
+            raise ValueError(f"{file}: the refitted matrices of depth {depth} are missing.")
+    return tensors
 
 
 def write_parts(

@@ -463,11 +463,8 @@ class ElasticMixin(_Model):
                 del modules[name]
         self.elastic.table = self.elastic.table if rest.table else None
 
-    def _check_parts(
-        self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str, *, is_cut: bool = False
-    ) -> None:
-        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape. If
-        `is_cut`, layers have the numbers of the path already."""
+    def _check_parts(self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
+        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape."""
         width = self.config.hidden_size
         shapes: dict[str, Any] = {"table": (self.config.vocab_size, width)} if spec.table else {}
         for depth in {*spec.exits} - {0}:
@@ -476,18 +473,13 @@ class ElasticMixin(_Model):
                 shapes |= {f"exits.{depth}.joint.weight": (width, 2 * width), f"exits.{depth}.joint.bias": (width,)}
         parameters = {name: parameter.shape for name, parameter in self.named_parameters()}
         for key in [key for key in tensors if key.startswith("paths.")]:
-            _, path_depth, name = key.split(".", 2)
-            if not is_cut:
-                list_name, _ = layer_list(self, self.config.num_hidden_layers)
-                name = _in_source(name, list_name, spec.layers_of(int(path_depth)))
-            shapes[key] = parameters.get(name)
+            _, depth_name, name = key.split(".", 2)
+            list_name, _ = layer_list(self, self.config.num_hidden_layers)
+            shapes[key] = parameters.get(_in_source(name, list_name, spec.layers_of(int(depth_name))))
         for key, shape in shapes.items():
             given = tensors[key].shape if key in tensors else None
             if shape is None or given != shape:
                 raise ValueError(f"{what}: {key!r} has the shape {given}, and the model needs {shape}.")
-        for depth in spec.refitted or ():
-            if not any(key.startswith(f"paths.{depth}.") for key in tensors):
-                raise ValueError(f"{what}: the refitted matrices of depth {depth} are missing.")
 
     # Token embeddings, of encoders and heads: a model that is a static table alone has those of the table
 
@@ -626,7 +618,7 @@ class ElasticMixin(_Model):
             return
         variant, again = options.get("variant"), options.get("force_download", False)
         tensors = read_parts(source, size.elastic, variant, force_download=again)
-        self._check_parts(tensors, size.elastic, f"{source.name}/{parts_file(variant)}", is_cut=not size.is_whole)
+        self._check_parts(tensors, Elasticity.of(self.config), f"{source.name}/{parts_file(variant)}")
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
         main, depth = main or like.device, self.config.num_hidden_layers
         last = next((value.device for value in layer_list(self, depth)[1][-1].parameters()), main) if depth else main

@@ -36,8 +36,8 @@ def test_cutting_equals_slicing(tmp_path, switches, attention):
             cut = M3BertModel.from_pretrained(
                 tmp_path, output_layer=layer, output_dim=dim, attn_implementation=attention
             )
-            for found in (exited, cut(**batch)):
-                assert_close(found.last_hidden_state, expected)
+            for actual in (exited, cut(**batch)):
+                assert_close(actual.last_hidden_state, expected)
             assert len(cut.layers) == layer
 
 
@@ -74,8 +74,8 @@ def test_a_size_keeps_the_settings_that_it_was_loaded_with(tmp_path, tiny_model)
     cut = M3BertModel.from_pretrained(tmp_path / "full", output_layer=2, output_dim=8)
     cut.save_pretrained(tmp_path / "cut")
     assert all((tmp_path / "cut" / name).exists() for name in written)
-    full, found = (EmbeddingSettings.read(tmp_path / name) for name in ("full", "cut"))
-    assert found == full and found.pooling == "cls"
+    full, actual = (EmbeddingSettings.read(tmp_path / name) for name in ("full", "cut"))
+    assert actual == full and actual.pooling == "cls"
     pooling = json.loads((tmp_path / "cut" / "1_Pooling" / "config.json").read_text())
     assert pooling["word_embedding_dimension"] == 8
     M3BertModel(cut.config).save_pretrained(tmp_path / "new")
@@ -93,8 +93,9 @@ def test_the_users_config_is_not_changed_by_building_a_model():
 def test_a_cut_reads_its_own_bytes(tmp_path, tiny_model, bytes_read):
     tiny_model.save_pretrained(tmp_path)
     cut = AutoModel.from_pretrained(tmp_path, output_layer=2)
-    own = sum(tensor.nbytes for tensor in cut.state_dict().values())
-    assert own <= sum(bytes_read) <= 1.05 * own < 0.6 * (tmp_path / "model.safetensors").stat().st_size
+    needed = sum(tensor.nbytes for tensor in cut.state_dict().values())
+    whole = (tmp_path / "model.safetensors").stat().st_size
+    assert needed <= sum(bytes_read) <= 1.05 * needed < 0.6 * whole
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ WAYS_TO_LOAD: dict[str, Callable[[Path, Any, dict[str, Any]], Any]] = {
 Way = tuple[Callable[[Path], Any], dict[str, Any], dict[str, Any]]
 WAYS_TO_SAVE: dict[str, Way] = {
     **{f"size: {name}": (lambda folder, size=size: load(folder, **size), {}, {}) for name, size in SIZES.items()},
-    **{f"adapter: {name}": (lambda its, size=size: adapted(its, **size), {}, {}) for name, size in SIZES.items()},
+    **{f"adapter: {name}": (lambda value, size=size: adapted(value, **size), {}, {}) for name, size in SIZES.items()},
     "variant": (lambda folder: load(folder, output_layer=4), {"variant": "fp16"}, {"variant": "fp16"}),
     "sharded": (lambda folder: load(folder, output_layer=4), {"max_shard_size": "30KB"}, {}),
     "offloaded": (
@@ -113,8 +113,8 @@ def test_every_way_to_save_loads_in_every_way(name, given, folder, tiny_tokenize
         or {*saved.glob("*.py"), *saved.glob("el*"), *saved.glob("config.json")} == set()
     )
     for way, vectors in WAYS_TO_LOAD.items():
-        found = torch.as_tensor(vectors(saved, tiny_tokenizer, loading))
-        assert_close(found, expected, msg=f"{name}: {way}")
+        actual = torch.as_tensor(vectors(saved, tiny_tokenizer, loading))
+        assert_close(actual, expected, msg=f"{name}: {way}")
 
 
 def test_two_variants_and_other_weights_are_told_apart(folder, tmp_path):
@@ -197,9 +197,9 @@ def test_a_push_writes_the_folder_and_the_same_files_on_the_hub(folder, tiny_tok
 
 
 HEADS = [
-    its
-    for its in dir(transformers)
-    if its.startswith("AutoModel") and hasattr(getattr(transformers, its), "_model_mapping")
+    value
+    for value in dir(transformers)
+    if value.startswith("AutoModel") and hasattr(getattr(transformers, value), "_model_mapping")
 ]
 
 
@@ -213,10 +213,10 @@ def test_every_head_of_the_library_is_named(kind):
 @pytest.mark.parametrize("auto", [name for name in AUTO_CLASSES if name != "AutoConfig"])
 def test_every_head_of_a_size_has_its_layers(auto, folder, tmp_path):
     load(folder, output_layer=4).save_pretrained(tmp_path)
-    wanted = load(tmp_path).state_dict()
+    target = load(tmp_path).state_dict()
     model = load(tmp_path, getattr(transformers, auto))
     for name, tensor in model.base_model.state_dict().items():
-        assert name.startswith(("pooler", "elastic")) or torch.equal(tensor, wanted[name]), name
+        assert name.startswith(("pooler", "elastic")) or torch.equal(tensor, target[name]), name
     assert model.base_model.config.num_hidden_layers == 4
 
 
@@ -247,10 +247,10 @@ print(Hasher.hash(model))
 
 def test_the_hash_of_a_model_is_that_of_its_weights_in_each_process(folder):
     """`datasets` keeps the results of `map` by it."""
-    found = []
+    actual = []
     for seed in "12":
         environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([sys.executable, "-c", HASH, folder], env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and "random hash" not in done.stderr, done.stderr
-        found.append(done.stdout.split())
-    assert found[0] == found[1] and found[0][0] != found[0][1]
+        actual.append(done.stdout.split())
+    assert actual[0] == actual[1] and actual[0][0] != actual[0][1]
