@@ -73,12 +73,9 @@ class Elasticity:
         """Only these depths."""
         chosen = {*depths}
         layers = {depth: numbers for depth, numbers in self.depths.items() if depth in chosen}
-        exits, table, refitted = (
-            [depth for depth in listed or () if depth in chosen] for listed in (self.exits, self.table, self.refitted)
-        )
-        return replace(
-            self, depths=layers, exits=exits, table=table, refitted=None if self.refitted is None else refitted
-        )
+        exits, table = ([depth for depth in listed if depth in chosen] for listed in (self.exits, self.table))
+        refitted = None if self.refitted is None else [depth for depth in self.refitted if depth in chosen]
+        return replace(self, depths=layers, exits=exits, table=table, refitted=refitted)
 
     def is_path(self, depth: int) -> bool:
         """Whether a depth skips layers."""
@@ -124,14 +121,8 @@ class Elasticity:
 
 @dataclass(frozen=True)
 class Size:
-    """
-    A size that a model is loaded at.
-
-    Args:
-        layers (`list[int]`): The layers that are built and read, counted from 1.
-        elastic (`Elasticity`): The depths that the loaded model has: of a smaller one, its depth alone.
-        is_whole (`bool`): Whether all layers run.
-    """
+    """A size that a model is loaded at: the layers that are built and read, counted from 1; the depths that the model
+    then has, of a smaller one its depth alone; and whether all layers run."""
 
     layers: Sequence[int]
     elastic: Elasticity

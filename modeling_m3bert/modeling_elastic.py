@@ -13,7 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -259,6 +259,16 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     return new
 
 
+@dataclass(frozen=True)
+class Loading:
+    """What a model is loaded from: the size, the source, the variant of the weights, and whether to download again."""
+
+    size: Size
+    source: Source
+    variant: str | None
+    again: bool
+
+
 class ElasticMixin(_Model):
     """
     Depths, exits, paths and a static table for the class of an encoder, or of an encoder with a head, in front of
@@ -268,16 +278,15 @@ class ElasticMixin(_Model):
     elastic: ElasticParts
     made_of: tuple[type, bool] | None = None  # native class, and whether it has a head; `None` for m3BERT
 
-    def __init__(self, config: Any, *args: Any, size: Size | None = None, **kwargs: Any):
-        # New weights have no exits, and a depth is then a number of layers. A size is to be read.
-        super().__init__(for_new_weights(config) if size is None else config, *args, **kwargs)
+    def __init__(self, config: Any, *args: Any, loading: Loading | None = None, **kwargs: Any):
+        super().__init__(for_new_weights(config) if loading is None else config, *args, **kwargs)
         encoder: Any = self.base_model
         if not isinstance(encoder, ElasticMixin):
             encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
-        if size is not None:
-            encoder.late_adapters = []
-            encoder._leave_out(size)
+        if loading is not None:
+            encoder.loading = loading
+            encoder._leave_out(loading.size)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)
@@ -558,20 +567,37 @@ class ElasticMixin(_Model):
                 value = trained.get(option)
             if value is not None:
                 setattr(config, option, value)
-        size = Size.of(config)
+        loading = Loading(Size.of(config), source, kwargs.get("variant"), kwargs.get("force_download", False))
         try:
             model, info = super().from_pretrained(
-                name, *args, config=config, size=size, output_loading_info=True, **kwargs
+                name, *args, config=config, loading=loading, output_loading_info=True, **kwargs
             )
         except SafetensorError as error:
             raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
-        _complete(model, info, source, size, kwargs)
-        late = model.base_model.__dict__.pop("late_adapters")
-        if not late and adapter_path is not None:
-            late = [((adapter_path,), {"adapter_kwargs": adapter})]
-        for given, options in late:
-            model.load_adapter(*given, **options)
+        prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+        if missing := sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key):
+            raise ValueError(
+                f"{name} is incomplete or of another architecture: {len(missing)} tensors of the encoder are missing, "
+                f"such as {missing[0]}."
+            )
+        model._finish_loading()
+        if adapter_path is not None:
+            model.load_adapter(adapter_path, adapter_kwargs=adapter)
         return (model, info) if output_loading_info else model
+
+    def _finish_loading(self) -> None:
+        """Make the model of its size of what the library has read, once."""
+        encoder: Any = self.base_model
+        loading: Loading | None = encoder.__dict__.pop("loading", None)
+        if loading is None:
+            return
+        if any(parameter.is_meta for parameter in self.parameters()):
+            self.tie_weights()  # transformers 5.3 leaves this out in remote code
+        if not loading.size.is_whole:
+            encoder._number_layers(loading.size)
+        encoder._read_parts(loading, main_device(self))
+        encoder.loaded_from = loading.source.with_settings()
+        self.eval()
 
     def _leave_out(self, size: Size) -> None:
         """Put empty modules in place of what does not run, before weights are read: layers have the numbers of the
@@ -611,13 +637,13 @@ class ElasticMixin(_Model):
             if other is not None and other is not config and getattr(other, "num_hidden_layers", None) == whole:
                 module.config = config
 
-    def _read_parts(self, source: Source, size: Size, main: torch.device | None, options: Mapping[str, Any]) -> None:
+    def _read_parts(self, loading: Loading, main: torch.device | None) -> None:
         """Read the parts of a size. Exits are put where the last layer runs, and the table where token ids are; layers
         that are offloaded run on `main`."""
+        size, source, variant = loading.size, loading.source, loading.variant
         if not size.elastic.depths and not size.elastic.exits:
             return
-        variant, again = options.get("variant"), options.get("force_download", False)
-        tensors = read_parts(source, size.elastic, variant, force_download=again)
+        tensors = read_parts(source, size.elastic, variant, force_download=loading.again)
         self._check_parts(tensors, Elasticity.of(self.config), f"{source.name}/{parts_file(variant)}")
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
         main, depth = main or like.device, self.config.num_hidden_layers
@@ -712,10 +738,7 @@ class ElasticMixin(_Model):
 
         Raises:
             ValueError: if the adapter was trained at another size, or on another source."""
-        late = self.base_model.__dict__.get("late_adapters")
-        if late is not None:  # the layers have other numbers while they are loaded
-            late.append((args, kwargs))
-            return _NothingLoaded()
+        self._finish_loading()  # of one beside the model, which the library loads after the weights
         report = super().load_adapter(*args, **kwargs)
         name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
         trained, size = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()
@@ -732,32 +755,6 @@ class ElasticMixin(_Model):
         layer, dim = resolve_size(config)
         source = (Elasticity.of(config).fit or {}).get("source_sha256")
         return {"output_layer": layer, "output_dim": dim, "source": source}
-
-
-class _NothingLoaded:
-    """What the library reports of an adapter that is loaded later."""
-
-    def to_dict(self) -> dict[str, list[str]]:
-        return {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
-
-
-def _complete(model: Any, info: Mapping[str, Any], source: Source, size: Size, options: Mapping[str, Any]) -> None:
-    """Make the model of a size of what the library has loaded. Raises a ValueError if tensors are missing."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        model.tie_weights()  # transformers 5.3 leaves this out in remote code
-    encoder = model.base_model
-    prefix = "" if encoder is model else f"{model.base_model_prefix}."
-    missing = sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
-    if missing:
-        raise ValueError(
-            f"{source.name} is incomplete or of another architecture: {len(missing)} tensors of the encoder are "
-            f"missing, such as {missing[0]}."
-        )
-    if not size.is_whole:
-        encoder._number_layers(size)
-    encoder._read_parts(source, size, main_device(model), options)
-    encoder.loaded_from = source.with_settings()
-    model.eval()
 
 
 def _in_source(key: str, name: str, numbers: Sequence[int]) -> str:

@@ -349,9 +349,9 @@ class M3BertModel(ElasticMixin, M3BertEncoder):
 class M3BertHead(ElasticMixin, M3BertPreTrainedModel):
     """Base class of the heads, which read the encoder's hidden state of the requested size."""
 
-    def __init__(self, config: M3BertConfig, **size: Any):
+    def __init__(self, config: M3BertConfig, **loading: Any):
         super(ElasticMixin, self).__init__(config)  # the encoder is what is elastic
-        self.model = M3BertModel(config, **size)
+        self.model = M3BertModel(config, **loading)
         self.config = self.model.config  # with the layers of `output_layer`
 
 
@@ -364,8 +364,8 @@ class M3BertForMaskedLM(M3BertHead):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
-    def __init__(self, config: M3BertConfig, **size: Any):
-        super().__init__(config, **size)
+    def __init__(self, config: M3BertConfig, **loading: Any):
+        super().__init__(config, **loading)
         self.lm_head = NestedLinear(self.config.hidden_size, self.config.vocab_size)
         self.refuse_table()
         self.post_init()
@@ -429,8 +429,8 @@ class M3BertForMaskedLM(M3BertHead):
 class M3BertClassifier(M3BertHead):
     """Base class of the classification heads: encoder, dropout and a [`NestedLinear`] classifier."""
 
-    def __init__(self, config: M3BertConfig, **size: Any):
-        super().__init__(config, **size)
+    def __init__(self, config: M3BertConfig, **loading: Any):
+        super().__init__(config, **loading)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = NestedLinear(config.hidden_size, config.num_labels)

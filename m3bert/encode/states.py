@@ -260,63 +260,46 @@ def nested_states(
     if not depths or depths[-1] > last:
         raise ValueError(f"layers={keys} must be within 0..{last}; 0 is the embedding layer.")
     spec = spec if exits else Elasticity(spec.depths)
-    run = ModelInputs.of(encoder, inputs)
-    static = run.static
+    arguments, mask, flattened, static = _arguments_of(encoder, inputs)
     if static is None and exits and reads_table(encoder.config, depths):
-        static = static_states(encoder, inputs, run.flattened)
-    raw = raw_states(encoder, run.arguments, [depth for depth in depths if depth > 0 or 0 not in spec.table], spec)
+        static = static_states(encoder, inputs, flattened)
+    raw = raw_states(encoder, arguments, [depth for depth in depths if depth > 0 or 0 not in spec.table], spec)
     states = {key: raw[key] for key in keys if key in raw}
     if spec.exits:
-        tokens = run.arguments.get("input_ids")
-        tokens = run.arguments["inputs_embeds"][..., 0] if tokens is None else tokens
+        tokens = arguments.get("input_ids")
+        tokens = arguments["inputs_embeds"][..., 0] if tokens is None else tokens
         for key in keys:
             if key < 0:
                 states[key] = encoder.elastic.exit(-key)(raw[-key])
             else:
                 states[key] = encoder.exit_state(key, raw.get(key, tokens[..., None]), static=static)
-    if run.flattened is not None:
-        states = {key: run.flattened.padded(state) for key, state in states.items()}
-    mask = run.mask
+    if flattened is not None:
+        states = {key: flattened.padded(state) for key, state in states.items()}
     if mask is None:
         first_state = next(iter(states.values()))
         mask = torch.ones(first_state.shape[:2], dtype=torch.long, device=first_state.device)
     return NestedStates(states, mask, anatomy_of(encoder).causal, packed=DOCUMENTS in inputs)
 
 
-@dataclass(frozen=True)
-class ModelInputs:
-    """
-    The inputs of [`nested_states`] as an encoder takes them.
-
-    Args:
-        arguments (`dict[str, Any]`): Arguments of the encoder.
-        mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens.
-        flattened (`Flattened`, *optional*): The texts in one row, if the encoder reads them so.
-        static (`torch.Tensor`, *optional*): The static vectors that the inputs have, if any.
-    """
-
-    arguments: Mapping[str, Any]
-    mask: torch.Tensor | None
-    flattened: Flattened | None
-    static: torch.Tensor | None
-
-    @classmethod
-    def of(cls, encoder: Any, inputs: Mapping[str, torch.Tensor]) -> ModelInputs:
-        """The inputs for an encoder. Raises a ValueError if it cannot read packed rows, and these are some."""
-        config, arguments, mask = encoder.config, dict(inputs), inputs.get("attention_mask")
-        static, first, packed = arguments.pop("static_states", None), first_position(config), DOCUMENTS in inputs
-        if packed:
-            check_packable(config)
-            mask = (inputs[DOCUMENTS] > 0).long()
-        if is_flash(config._attn_implementation) and mask is not None:
-            flattened = Flattened.of(arguments, first)
-            if static is not None:
-                static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
-            return cls(flattened.inputs, mask, flattened, static)
-        if packed:
-            causal = anatomy_of(encoder).causal
-            arguments = packed_arguments(config, arguments, first_position=first, causal=causal, dtype=encoder.dtype)
-        return cls(arguments, mask, None, static)
+def _arguments_of(
+    encoder: Any, inputs: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, Any], torch.Tensor | None, Flattened | None, torch.Tensor | None]:
+    """The inputs of [`nested_states`] as an encoder takes them: its arguments; the mask of real tokens; the texts in
+    one row, if it reads them so; the static vectors that were given."""
+    config, arguments, mask = encoder.config, dict(inputs), inputs.get("attention_mask")
+    static, first, packed = arguments.pop("static_states", None), first_position(config), DOCUMENTS in inputs
+    if packed:
+        check_packable(config)
+        mask = (inputs[DOCUMENTS] > 0).long()
+    if is_flash(config._attn_implementation) and mask is not None:
+        flattened = Flattened.of(arguments, first)
+        if static is not None:
+            static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
+        return flattened.inputs, mask, flattened, static
+    if packed:
+        causal = anatomy_of(encoder).causal
+        arguments = packed_arguments(config, arguments, first_position=first, causal=causal, dtype=encoder.dtype)
+    return arguments, mask, None, static
 
 
 def raw_states(
