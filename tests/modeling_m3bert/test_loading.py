@@ -15,6 +15,7 @@ from benchmarks.elastic_loading import measure
 from m3bert.modeling import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
 from m3bert.models.settings import EmbeddingSettings
 from tests.conftest import assert_close, padded_batch, tiny_config, write_modules
+from tests.modeling_m3bert.static_models import assert_refused
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
@@ -112,23 +113,22 @@ def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):
     tiny_model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="The weights in .* cannot be read"):
-        AutoModel.from_pretrained(tmp_path)
+    assert_refused(lambda: AutoModel.from_pretrained(tmp_path), "The weights in .* cannot be read")
 
 
-def test_a_checkpoint_without_some_layers_is_refused(tmp_path):
-    M3BertModel(tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])).save_pretrained(tmp_path)
+SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: M3BertModel(tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])), r"18 tensors.*layers\.4"),
+        (lambda: BertModel(BertConfig(vocab_size=99, **SIZES)), "of another architecture"),
+    ],
+    ids=["some layers", "BERT"],
+)
+@pytest.mark.parametrize("auto", [AutoModel, AutoModelForMaskedLM])
+def test_weights_of_another_model_are_refused(tmp_path, other, message, auto):
+    other().save_pretrained(tmp_path)
     tiny_config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"incomplete or of another architecture.*18 tensors.*layers.4"):
-        AutoModel.from_pretrained(tmp_path)
-
-
-def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
-    bert = BertModel(
-        BertConfig(vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=6, num_attention_heads=4)
-    )
-    bert.save_pretrained(tmp_path)
-    tiny_config().save_pretrained(tmp_path)
-    for auto in (AutoModel, AutoModelForMaskedLM):
-        with pytest.raises(ValueError, match="another architecture"):
-            auto.from_pretrained(tmp_path)
+    assert_refused(lambda: auto.from_pretrained(tmp_path), message)

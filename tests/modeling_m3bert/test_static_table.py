@@ -26,7 +26,6 @@ from tests.modeling_m3bert.static_models import (
     static_mean,
     with_table,
 )
-from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 from tests.models.test_native import random_m3bert
 
 
@@ -107,23 +106,6 @@ def test_flattened_texts_are_those_of_a_padded_batch(attention, paths):
             padded = model(**batch, output_layer=layer).last_hidden_state
             flat = model(**flat_batch(texts), output_layer=layer).last_hidden_state[0]
             torch.testing.assert_close(flat, padded[batch["attention_mask"].bool()], rtol=1e-12, atol=1e-12)
-
-
-@PATHS
-@pytest.mark.parametrize("switches", SWITCHES[:3], ids=lambda s: ",".join(s) or "paper")
-def test_a_cut_equals_the_whole_and_has_what_it_reads(tmp_path, switches, paths):
-    whole, batch = with_table(paths=paths, **switches), batch_of(TEXTS)
-    whole.save_pretrained(tmp_path / "whole")
-    for layer, dim in itertools.product((0, 2, 4, 6), (8, 32)):
-        cut = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer, output_dim=dim)
-        assert Elasticity.of(cut.config).table == ([layer] if layer < 6 else [0, 2, 4])
-        assert list(cut.elastic.exits) == ([str(layer)] if layer in (2, 4) else ["2", "4"] if layer else [])
-        cut.save_pretrained(tmp_path / "cut")
-        again = AutoModel.from_pretrained(tmp_path / "cut")
-        with torch.no_grad():
-            expected = whole(**batch, output_layer=layer, output_dim=dim).last_hidden_state
-            for model in (cut, again):
-                torch.testing.assert_close(model(**batch).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_layer_0_alone_is_the_table_and_reads_nothing_else(tmp_path, bytes_read):
