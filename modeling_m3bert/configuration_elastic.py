@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from transformers import PretrainedConfig
+
 
 SIZE = ("output_layer", "output_dim")
 # Lists of a config with one entry per layer.
@@ -44,14 +46,14 @@ class Elasticity:
     refitted: Sequence[int] | None = None
 
     @classmethod
-    def of(cls, config: Any) -> Elasticity:
+    def of(cls, config: PretrainedConfig) -> Elasticity:
         """The depths of a model with this config; none if it is not elastic."""
         values = getattr(config, "elastic", None) or {}
         depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
         exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
         return cls(depths, exits, table, ignored, values.get("fit"), values.get("refitted"))
 
-    def declare(self, config: Any, **others: Any) -> None:
+    def declare(self, config: PretrainedConfig, **others: Any) -> None:
         """Write the depths into a config, and keep its other entries under `elastic`."""
         values = {
             "depths": {str(depth): list(self.depths[depth]) for depth in sorted(self.depths)},
@@ -103,7 +105,7 @@ class Elasticity:
         gap = next((place for place, layer in enumerate(layers) if layer != place + 1), None)
         return depth if gap is None else max(0, gap - 1)  # the layer before a gap is refitted
 
-    def validate(self, config: Any) -> None:
+    def validate(self, config: PretrainedConfig) -> None:
         """Raise a ValueError if the depths do not fit a model of this config."""
         last = config.num_hidden_layers
         for depth, layers in self.depths.items():
@@ -129,7 +131,7 @@ class Size:
     is_whole: bool
 
     @classmethod
-    def of(cls, config: Any) -> Size:
+    def of(cls, config: PretrainedConfig) -> Size:
         """The size that a config names. Raises a ValueError if it is not legal."""
         (depth, _), spec = resolve_size(config), Elasticity.of(config)
         spec.validate(config)
@@ -137,7 +139,7 @@ class Size:
         return cls(spec.layers_of(depth), spec if is_whole else spec.of_depths([depth]), is_whole)
 
 
-def legal_layers(config: Any) -> list[int]:
+def legal_layers(config: PretrainedConfig) -> list[int]:
     """The depths at which a model of this config can be read: those of `elastic`, those it was trained at, and all of
     its layers. If it was trained at none (`matryoshka_layers=[]`), every prefix."""
     last, spec = config.num_hidden_layers, Elasticity.of(config)
@@ -146,7 +148,7 @@ def legal_layers(config: Any) -> list[int]:
     return sorted({*every, *spec.depths, *spec.exits, last})
 
 
-def legal_dims(config: Any) -> list[int]:
+def legal_dims(config: PretrainedConfig) -> list[int]:
     """The numbers of dims at which a model of this config can be read."""
     trained = getattr(config, "matryoshka_dims", None)
     if (getattr(config, "elastic", None) or {}).get("reads_all_dims"):
@@ -154,7 +156,9 @@ def legal_dims(config: Any) -> list[int]:
     return sorted({*trained, config.hidden_size}) if trained else list(range(1, config.hidden_size + 1))
 
 
-def resolve_size(config: Any, output_layer: int | None = None, output_dim: int | None = None) -> tuple[int, int]:
+def resolve_size(
+    config: PretrainedConfig, output_layer: int | None = None, output_dim: int | None = None
+) -> tuple[int, int]:
     """The depth and the number of dims to output: the arguments, else the config's own values, else the full size.
     Raises a ValueError that names the legal values."""
     chosen = []
@@ -172,7 +176,7 @@ def resolve_size(config: Any, output_layer: int | None = None, output_dim: int |
     return chosen[0], chosen[1]
 
 
-def set_layers(config: Any, layers: Sequence[int]) -> None:
+def set_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
     """Reduce a config to some layers, counted from 1."""
     depth = config.num_hidden_layers
     for name in PER_LAYER:
@@ -182,7 +186,7 @@ def set_layers(config: Any, layers: Sequence[int]) -> None:
     config.num_hidden_layers = len(layers)
 
 
-def cut_config(config: Any, depth: int) -> None:
+def cut_config(config: PretrainedConfig, depth: int) -> None:
     """Reduce a config to the layers of one depth, with the exit of this depth alone. Prefixes without an exit stay
     legal."""
     spec = Elasticity.of(config)
@@ -196,7 +200,7 @@ def cut_config(config: Any, depth: int) -> None:
         replace(spec.of_depths([depth]), depths={}, refitted=()).declare(config, source_layers=layers)
 
 
-def for_new_weights(config: Any) -> Any:
+def for_new_weights(config: PretrainedConfig) -> PretrainedConfig:
     """The config of a model with new weights: a copy with the layers of its `output_layer`, and without exits."""
     depth, _ = resolve_size(config)
     if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
@@ -210,7 +214,7 @@ def for_new_weights(config: Any) -> Any:
     return config
 
 
-def loads_natively(config: Any) -> bool:
+def loads_natively(config: PretrainedConfig) -> bool:
     """Whether the native model of a config's layers gives the vectors of the elastic one: it has all dims, no exit,
     and the source's first layers."""
     first = [*range(1, config.num_hidden_layers + 1)]

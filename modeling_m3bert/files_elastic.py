@@ -24,6 +24,7 @@ import torch
 from huggingface_hub import create_branch, create_repo, upload_folder
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
@@ -160,7 +161,7 @@ class Source:
         return self
 
 
-def source_of(encoder: Any) -> Source:
+def source_of(encoder: PreTrainedModel) -> Source:
     """How an encoder was loaded. If another library has loaded it, only its name is known, and the files of the newest
     commit are read. If they cannot be reached, there are no settings, which is logged."""
     if "loaded_from" in encoder.__dict__:
@@ -260,7 +261,7 @@ def write_parts(
     save_file(named, file, {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))})
 
 
-def plain_if_lost(config: Any, source: Source, variant: str | None) -> Any:
+def plain_if_lost(config: PretrainedConfig, source: Source, variant: str | None) -> PretrainedConfig:
     """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there: so
     the source's class saves it. A size has no such source."""
     elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
@@ -276,7 +277,7 @@ def plain_if_lost(config: Any, source: Source, variant: str | None) -> Any:
     return config
 
 
-def require_one_size(config: Any, source: Source, asked: Mapping[str, Any]) -> None:
+def require_one_size(config: PretrainedConfig, source: Source, asked: Mapping[str, Any]) -> None:
     """Raise a ValueError if `output_layer` or `output_dim` name less than all of a plain encoder."""
     size, full = resolve_size(config, *map(asked.get, SIZE)), (config.num_hidden_layers, config.hidden_size)
     if size != full:
@@ -306,7 +307,7 @@ def describe(folder: Path, *, native: bool) -> None:
         shutil.copyfile(Path(__file__).with_name(name), folder / name)
 
 
-def write_settings(encoder: Any, folder: Path) -> None:
+def write_settings(encoder: PreTrainedModel, folder: Path) -> None:
     """Write the settings of sentence-transformers (pooling, prompts, ...) that an encoder was loaded with, unless the
     folder has its own: the library writes its config before the encoder, and `modules.json` in the end."""
     if any((folder / name).exists() for name in SETTINGS_FILES[:2]):

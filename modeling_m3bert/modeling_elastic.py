@@ -22,7 +22,7 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_elastic import (
@@ -55,10 +55,9 @@ from .files_elastic import (
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel as _Model
+    _Model = PreTrainedModel
 else:
     _Model = object
-
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
 AffineMap = tuple[torch.Tensor, torch.Tensor]  # weight and bias
 
@@ -278,7 +277,7 @@ class ElasticMixin(_Model):
     elastic: ElasticParts
     made_of: tuple[type, bool] | None = None  # native class, and whether it has a head; `None` for m3BERT
 
-    def __init__(self, config: Any, *args: Any, loading: Loading | None = None, **kwargs: Any):
+    def __init__(self, config: PretrainedConfig, *args: Any, loading: Loading | None = None, **kwargs: Any):
         super().__init__(for_new_weights(config) if loading is None else config, *args, **kwargs)
         encoder: Any = self.base_model
         if not isinstance(encoder, ElasticMixin):
@@ -766,7 +765,7 @@ def _in_source(key: str, name: str, numbers: Sequence[int]) -> str:
     return f"{match[1]}{numbers[int(match[2])] - 1}{match[3]}"
 
 
-def dtype_of(config: Any) -> torch.dtype:
+def dtype_of(config: PretrainedConfig) -> torch.dtype:
     """Type of the weights that a config names, else float32."""
     dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
     return getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
@@ -775,7 +774,7 @@ def dtype_of(config: Any) -> torch.dtype:
 # Models on several devices
 
 
-def main_device(model: Any) -> torch.device | None:
+def main_device(model: PreTrainedModel) -> torch.device | None:
     """The device that runs what is offloaded; `None` if the model was loaded without a `device_map`."""
     if "hf_device_map" not in model.__dict__:
         return None
@@ -898,7 +897,7 @@ class ElasticModel:
         """The files name the classes themselves."""
 
     @classmethod
-    def native_class(cls, config: Any, source: Source | None = None) -> Any:
+    def native_class(cls, config: PretrainedConfig, source: Source | None = None) -> Any:
         """
         The native class of a config, which may be code of the source.
 
@@ -941,7 +940,7 @@ class ElasticModel:
         return loaded
 
     @classmethod
-    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+    def _from_config(cls, config: PretrainedConfig, **kwargs: Any) -> Any:
         return cls.native_class(config)._from_config(for_new_weights(config), **kwargs)
 
 

@@ -167,21 +167,21 @@ def truncate(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.
     return nn.functional.normalize(sliced, dim=-1) if normalize else sliced
 
 
-def unwrap_encoder(model: Any) -> PreTrainedModel:
+def unwrap_encoder(model: PreTrainedModel) -> PreTrainedModel:
     """The encoder of a model, without its head and without the peft wrapper. Adapters inside it stay active."""
     if not isinstance(model, PreTrainedModel):
         model = model.get_base_model()
     return model.base_model
 
 
-def transformer_layers(model: Any) -> list[nn.Module]:
+def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The transformer layers of a model's encoder."""
     encoder = unwrap_encoder(model)
     depth = encoder.config.num_hidden_layers
     return list(layer_list(encoder, depth)[1]) if depth else []
 
 
-def width_of(config: Any) -> int:
+def width_of(config: EncoderConfig) -> int:
     """Dims of the hidden states that a model of this config returns by default."""
     return resolve_size(config)[1]
 
@@ -282,7 +282,7 @@ def nested_states(
 
 
 def _arguments_of(
-    encoder: Any, inputs: Mapping[str, torch.Tensor]
+    encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, Any], torch.Tensor | None, Flattened | None, torch.Tensor | None]:
     """The inputs of [`nested_states`] as an encoder takes them: its arguments; the mask of real tokens; the texts in
     one row, if it reads them so; the static vectors that were given."""
@@ -303,7 +303,7 @@ def _arguments_of(
 
 
 def raw_states(
-    encoder: Any, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
+    encoder: PreTrainedModel, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
 ) -> dict[int, torch.Tensor]:
     """The hidden states of several depths before any exit, after the final norm; depth 0 is the input of the first
     layer. `spec` says which layers they run."""
@@ -330,7 +330,7 @@ def raw_states(
 
 
 def _prefixes(
-    encoder: Any, arguments: Mapping[str, Any], deepest: int
+    encoder: PreTrainedModel, arguments: Mapping[str, Any], deepest: int
 ) -> tuple[int, Mapping[int, torch.Tensor], torch.Tensor]:
     """The number of layers that run, at least `deepest`; the output of each and, as 0, the input of the first; and the
     hidden state after all of them."""
@@ -345,7 +345,9 @@ def _prefixes(
     return deepest, outputs, last
 
 
-def static_states(encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None) -> torch.Tensor:
+def static_states(
+    encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None
+) -> torch.Tensor:
     """The static hidden states of a batch, in a shape that broadcasts to its token hidden states. Arguments as in
     [`nested_states`]; `flattened` are the same texts in one row, if the encoder reads them so."""
     if "input_ids" not in inputs:

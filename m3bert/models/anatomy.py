@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..modeling.modeling_elastic import layer_list, view
@@ -96,7 +97,7 @@ class FeedForward:
     inner: Inner | None = None
 
 
-def anatomy_of(encoder: Any) -> Anatomy:
+def anatomy_of(encoder: PreTrainedModel) -> Anatomy:
     """The anatomy of an encoder without a head: as its config has it since a fit, else probed once. Raises a
     ValueError if it has no list of layers, does not run on token ids alone, or does more than one norm after the last
     layer."""
@@ -108,12 +109,12 @@ def anatomy_of(encoder: Any) -> Anatomy:
     return _PROBED[encoder]
 
 
-def store_anatomy(encoder: Any) -> None:
+def store_anatomy(encoder: PreTrainedModel) -> None:
     """Write the anatomy of an elastic encoder into its config, so that it is not probed again."""
     encoder.config.elastic[ANATOMY] = asdict(anatomy_of(encoder))
 
 
-def run_native(encoder: Any, *, hooks: bool = True, **arguments: Any) -> Any:
+def run_native(encoder: PreTrainedModel, *, hooks: bool = True, **arguments: Any) -> Any:
     """The native output of an encoder, or of a [`view`] of one, before any exit; on request without its own hooks."""
     if "use_cache" in inspect.signature(encoder.forward).parameters:
         arguments["use_cache"] = False
@@ -128,7 +129,7 @@ def hidden_of(output: Any) -> torch.Tensor:
 
 
 @torch.compiler.disable  # values are compared, once per encoder
-def _probe(encoder: Any) -> Anatomy:
+def _probe(encoder: PreTrainedModel) -> Anatomy:
     kind, depth = type(encoder).__name__, encoder.config.num_hidden_layers
     if depth == 0:
         return Anatomy(None, causal=False, resumes=True)
@@ -163,7 +164,7 @@ def _equal(one: Any, other: Any) -> bool:
     return alike and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def probe_ids(encoder: Any) -> torch.Tensor:
+def probe_ids(encoder: PreTrainedModel) -> torch.Tensor:
     """Token ids that are spread over the vocabulary, without those of padding, `(1, tokens)`."""
     config = encoder.config
     positions = (getattr(config, "max_position_embeddings", None) or TOKENS + 4) - 2  # the first two may be reserved
@@ -172,7 +173,7 @@ def probe_ids(encoder: Any) -> torch.Tensor:
 
 
 @contextmanager
-def probing(encoder: Any) -> Iterator[None]:
+def probing(encoder: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode without gradients and autocast; the mode is restored."""
     training = encoder.training
     encoder.eval()
@@ -183,7 +184,7 @@ def probing(encoder: Any) -> Iterator[None]:
         encoder.train(training)
 
 
-def recorded(encoder: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, torch.Tensor]:
+def recorded(encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, torch.Tensor]:
     """The last call of every module of an encoder, and its last hidden state."""
     calls: Calls = {}
 
@@ -217,7 +218,7 @@ def _before_last(output: Any) -> torch.Tensor:
     return state[:, :-1] if per_token else torch.empty(0)
 
 
-def _resumed(encoder: Any, layers: nn.ModuleList, calls: Calls, name: str, inputs: Any) -> torch.Tensor:
+def _resumed(encoder: PreTrainedModel, layers: nn.ModuleList, calls: Calls, name: str, inputs: Any) -> torch.Tensor:
     """The last hidden state of a run of the layers after the first, which starts from the output of the first."""
     depth = len(layers)
     if depth == 1:
@@ -269,7 +270,7 @@ class Tapped(_Around):
         return output
 
 
-def feed_forward_of(encoder: Any) -> FeedForward:
+def feed_forward_of(encoder: PreTrainedModel) -> FeedForward:
     """The end of an encoder's layers, proved on each of them: a change of the output of W arrives unchanged in the
     layer's output, or in front of its closing norm. Raises a ValueError if there is no such matrix, or not the same in
     all layers."""
@@ -287,7 +288,7 @@ def feed_forward_of(encoder: Any) -> FeedForward:
     return end
 
 
-def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForward | None:
+def _end_of(layer: nn.Module, path: str, calls: Calls, config: PretrainedConfig) -> FeedForward | None:
     args, kwargs, result = calls[path]
     result = hidden_of(result)
     called = [name for name in calls if name.startswith(f"{path}.")]  # in the order in which they returned
@@ -338,7 +339,7 @@ def _rerun(
     return read[-1] if norm is not None else result
 
 
-def _inner_of(inside: Calls, linear: Sequence[str], hidden: torch.Tensor, config: Any) -> Inner | None:
+def _inner_of(inside: Calls, linear: Sequence[str], hidden: torch.Tensor, config: PretrainedConfig) -> Inner | None:
     """How the hidden units are made, by the activations that the config names; `None` if in another way."""
     named = sorted({value for value in config.to_dict().values() if isinstance(value, str) and value in ACT2FN})
     count = hidden.shape[-1]

@@ -138,7 +138,7 @@ def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
     )
 
 
-def native_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+def native_weights(source: dict[str, torch.Tensor], config: PreTrainedConfig) -> dict[str, torch.Tensor]:
     """State dict of a native encoder with this config, without a pooler, from that of an [`M3BertModel`]. Biases that
     m3BERT lacks are 0."""
     tokens, positions = source["embed_tokens.weight"], source["pos_embeddings.weight"]

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 from tokenizers.normalizers import Lowercase, Sequence
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from ..modeling.files_elastic import FOLDER, SETTINGS_FILES, Source, source_of
 
@@ -152,7 +152,7 @@ class EmbeddingSettings:
         )
 
     @classmethod
-    def of(cls, encoder: Any) -> EmbeddingSettings | None:
+    def of(cls, encoder: PreTrainedModel) -> EmbeddingSettings | None:
         """The settings of an encoder in memory, without a head: those that it was converted with, or else those that
         were beside it when it was loaded ([`source_of`]). `None` if there are none."""
         if (settings := getattr(encoder, "embedding_settings", None)) is not None:
