@@ -55,7 +55,7 @@ from .files_elastic import (
 
 
 if TYPE_CHECKING:
-    _Model = PreTrainedModel
+    from transformers import PreTrainedModel as _Model
 else:
     _Model = object
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
