@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from ..encode.codes import CODES, bytes_per_vector
 from ..encode.granularity import Granularity, Grid
 from ..evaluation.results import GridResults
-from ..modeling.modeling_elastic import legal_dims, legal_layers
+from ..modeling.configuration_elastic import legal_dims, legal_layers
 from ..utils import papers
 from . import tables
 from .checkpoint import Checkpoint, sha256_of

@@ -22,15 +22,8 @@ from ..encode.granularity import Granularity, Grid, is_elastic
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
 from ..encode.states import longest_text
-from ..modeling.modeling_elastic import (
-    EXTRAS_FILE,
-    EXTRAS_FOLDER,
-    SIZE_TYPE,
-    Elasticity,
-    Source,
-    cut_config,
-    resolve_size,
-)
+from ..modeling.configuration_elastic import Elasticity, cut_config, resolve_size
+from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, SIZE_TYPE, Source
 from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from ..models.auto import load_config, load_model
 from ..models.settings import (

@@ -15,7 +15,8 @@ from transformers import AutoModel
 from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity
 from ..encode.states import max_positions
-from ..modeling.modeling_elastic import Elasticity, Exit, cut_config, static_vectors
+from ..modeling.configuration_elastic import Elasticity, cut_config
+from ..modeling.modeling_elastic import Exit, static_vectors
 
 
 CODES_SHOWN = (FLOAT, "int8", "binary")  # whose bytes a card lists, measured or not

@@ -20,6 +20,7 @@ from ..encode.granularity import Granularity, Grid
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..encode.states import shared_layers
+from ..modeling.files_elastic import CODE_FILES
 from ..models.auto import load_model
 from ..models.native import convert_to_native, output_map, without_native
 from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
@@ -100,7 +101,7 @@ def export_native(
     if state_only(checkpoint, size.layer):
         native.config.exported_from["state_only"] = True
     native.save_pretrained(folder)
-    own_code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {"modeling_elastic.py"}
+    own_code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {*CODE_FILES}
     for pattern in (*TOKENIZER_FILES, *LICENSES, *own_code):
         for file in checkpoint.folder.glob(pattern):
             shutil.copyfile(file, folder / file.name)
@@ -151,7 +152,7 @@ def native_of(model: Any, layer: int, dim: int) -> tuple[Any, AffineMap | None]:
     own_code = (config.elastic or {}).get("source_auto_map")
     del encoder.elastic
     for part in {id(each): each for each in (model, encoder)}.values():
-        part.__class__ = type(part).__bases__[1]  # the class that was made elastic
+        part.__class__, _ = part.made_of
         for name in ("elastic", "auto_map", "output_layer", "output_dim", "matryoshka_layers", "matryoshka_dims"):
             part.config.__dict__.pop(name, None)
     if own_code:

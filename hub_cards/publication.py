@@ -20,7 +20,7 @@ from ..encode.codes import CODES
 from ..encode.granularity import Granularity
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
-from ..modeling.modeling_elastic import EXTRAS_FOLDER
+from ..modeling.files_elastic import EXTRAS_FOLDER
 from ..models.settings import MODULES_FILE, EmbeddingSettings
 from ..utils.durable import replace_text
 from ..utils.extras import require_extra

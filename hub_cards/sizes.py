@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..encode.granularity import Granularity
-from ..modeling.modeling_elastic import legal_layers
+from ..modeling.configuration_elastic import legal_layers
 from .checkpoint import Checkpoint
 from .native_export import is_plain
 

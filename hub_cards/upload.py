@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 )
 
 from ..encode.quantizer import QUANTIZER_FOLDER
-from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER
+from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER
 from ..models.settings import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
 from .onnx_graphs import QUALITY
 from .training_record import RECORD_FILE

@@ -15,7 +15,7 @@ except ImportError:  # the name is new in version 5
         "native export of this checkpoint, which every version loads (`m3bert export --format native`)."
     ) from None
 
-from .modeling_elastic import Elasticity, legal_dims, legal_layers, resolve_size
+from .configuration_elastic import Elasticity, legal_dims, legal_layers, resolve_size
 
 
 AUTO_MAP = {
@@ -25,6 +25,7 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_m3bert.M3BertForSequenceClassification",
     "AutoModelForTokenClassification": "modeling_m3bert.M3BertForTokenClassification",
 }
+UNSET: Any = None  # default of a field that `__post_init__` replaces
 
 
 def _with_fields(base: Any) -> Any:
@@ -133,7 +134,7 @@ class M3BertConfig(PreTrainedConfig):
     mlp_bias: bool = False
     max_position_embeddings: int = 512
     position_embedding_type: str = "absolute"
-    rope_parameters: dict = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    rope_parameters: dict = UNSET
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
     sparse_prediction: bool = False
@@ -142,8 +143,8 @@ class M3BertConfig(PreTrainedConfig):
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1
     eos_token_id: int | None = 2
-    matryoshka_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
-    matryoshka_dims: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    matryoshka_layers: list[int] = UNSET
+    matryoshka_dims: list[int] = UNSET
     elastic: dict | None = None
     converted_from: str | None = None
     native_model_type: str | None = None

@@ -1,12 +1,8 @@
 """
-Elastic encoders: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
+Elastic encoders, 3 of 3: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
 
-A *depth* runs a list of the source's layers: the first ones (a prefix), or a *path* that skips some. Its *exit* maps
-the hidden state to the embedding space of the whole model. Depth 0 is a look-up in a *static table*. All of it is
-added to the native class by [`ElasticMixin`]; a loaded size is the native model of the layers that run, and its exit.
-
-This file travels with a repository: `config.json` of the source with the key `elastic`, the source's weights as they
-are, `elastic/weights.safetensors` with exits, refitted matrices and table, and this file as remote code.
+[`ElasticMixin`] adds exits, paths and a static table to the native class. A loaded size is the native model of the
+layers that run, and its exit.
 """
 
 from __future__ import annotations
@@ -14,390 +10,59 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import json
-import os
 import re
-import shutil
 import sys
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from huggingface_hub import create_branch, create_repo, upload_folder
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, PretrainedConfig
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import logging
-from transformers.utils.hub import cached_file, extract_commit_hash
-from transformers.utils.peft_utils import find_adapter_config_file
+
+from .configuration_elastic import (
+    PER_LAYER,
+    SIZE,
+    Elasticity,
+    Size,
+    cut_config,
+    for_new_weights,
+    loads_natively,
+    resolve_size,
+    set_layers,
+)
+from .files_elastic import (
+    HEADS,
+    Source,
+    describe,
+    of_variant,
+    parts_file,
+    plain_if_lost,
+    read_parts,
+    require_one_size,
+    source_of,
+    times_of,
+    trained_size,
+    upload,
+    write_parts,
+    write_settings,
+)
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as _Model
 else:
     _Model = object
-
-EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
-SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
-HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
-MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
-SIZE = ("output_layer", "output_dim")
-# Lists of a config with one entry per layer.
-PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
-# All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
-HEADS = (
-    *("CausalLM", "MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining", "QuestionAnswering"),
-    *("SequenceClassification", "TokenClassification"),
-)
-AUTO_CLASSES = {
-    "AutoConfig": "ElasticConfig",
-    "AutoModel": "ElasticModel",
-    "AutoModelForTextEncoding": "ElasticModel",
-    **{f"AutoModelFor{head}": f"ElasticFor{head}" for head in HEADS},
-}
-logger: Any = logging.get_logger(__name__)
-DYNAMIC_MODULES = "transformers_modules."  # package of remote code
-FOLDER = r"[\w-][\w.-]*/?"  # name of a module's folder, which does not lead out of the repository
-# Files of sentence-transformers at the root of a repository, under all names that it has had.
-SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
+AffineMap = tuple[torch.Tensor, torch.Tensor]  # weight and bias
 
 
-@dataclass(frozen=True)
-class Source:
-    """
-    How a model was loaded. All files and all code of it are found through this, so they are of one commit. The token
-    is neither printed nor pickled.
-
-    Args:
-        name (`str`): Hub id, or absolute path of a folder.
-        revision (`str`, *optional*): The commit on the Hub.
-        code_revision (`str`, *optional*): Revision of the model's own code. Default: `revision`.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether this code may run.
-        cache_dir (`str`, *optional*): As in [`~transformers.PreTrainedModel.from_pretrained`].
-        token (`str` or `bool`, *optional*): As there.
-        local_files_only (`bool`, *optional*, defaults to `False`): As there.
-        subfolder (`str`, *optional*, defaults to `""`): As there.
-        settings (`dict[str, bytes]`): The files of sentence-transformers when the model was loaded, by name.
-    """
-
-    name: str
-    revision: str | None = None
-    code_revision: str | None = None
-    trust_remote_code: bool = False
-    cache_dir: Any = None
-    token: str | bool | None = field(default=None, repr=False, compare=False)
-    local_files_only: bool = False
-    subfolder: str = ""
-    settings: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
-
-    @classmethod
-    def at(cls, name: Any, options: Mapping[str, Any]) -> Source:
-        """The source of a name and the options of `from_pretrained`, at the commit that their revision is now. Raises
-        an OSError if it cannot be reached."""
-        given = (*HUB_OPTIONS, "code_revision", "trust_remote_code")
-        options = {key: options[key] for key in given if options.get(key) is not None}
-        if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
-            options["trust_remote_code"] = True
-            *repository, commit, _ = __name__.removeprefix(DYNAMIC_MODULES).split(".")
-            repository = [its.replace("_hyphen_", "-").replace("_dot_", ".").lstrip("_") for its in repository]
-            if "/".join(repository) == name:
-                options.setdefault("code_revision", commit)
-        if not name or os.path.isdir(name):
-            options.pop("revision", None)
-            return cls(os.path.abspath(name) if name else "", **options)
-        source = cls(str(name), **options)
-        commit = extract_commit_hash(source.file("config.json"), None)
-        return source if commit is None else replace(source, revision=commit)
-
-    @property
-    def hub(self) -> dict[str, Any]:
-        """The options that find the same files."""
-        return {key: value for key in HUB_OPTIONS if (value := getattr(self, key)) is not None}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of an auto class that find the same files and code."""
-        code = {"code_revision": self.code_revision, "trust_remote_code": self.trust_remote_code}
-        return {**self.hub, **{key: value for key, value in code.items() if value}}
-
-    def file(self, name: str, **flags: Any) -> str | None:
-        """Path of a file, `None` if there is none. Takes the flags of `cached_file`."""
-        flags = {"_raise_exceptions_for_missing_entries": False, **flags}
-        return cached_file(self.name, name, **self.hub, **flags) if self.name else None
-
-    def dynamic_class(self, reference: str) -> Any:
-        """A class of the model's own code. Raises a ValueError if this may not run."""
-        if not self.trust_remote_code:
-            raise ValueError(f"{self.name} runs its own code, {reference}: read it, then pass trust_remote_code=True.")
-        return get_class_from_dynamic_module(reference, self.name, code_revision=self.code_revision, **self.hub)
-
-    def config(self, kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The config, of a class, and those of the options that are for the model."""
-        kept = {key: options[key] for key in (*MODEL_OPTIONS, "force_download") if key in options}
-        others = {key: its for key, its in options.items() if key not in MODEL_OPTIONS}
-        config, unused = kind.from_pretrained(self.name, return_unused_kwargs=True, **{**others, **self.options})
-        return config, {**unused, **self.hub, **kept}
-
-    def with_settings(self) -> Source:
-        """With the files of sentence-transformers, as they are now: none without a `modules.json`."""
-
-        def read(*names: str) -> dict[str, bytes]:
-            files = ((name, self.file(name)) for name in names)
-            return {name: Path(file).read_bytes() for name, file in files if file is not None}
-
-        files = read(SETTINGS_FILES[0])
-        if not files:
-            return self
-        files |= read(SETTINGS_FILES[1]) | next(filter(None, map(read, SETTINGS_FILES[2:])), {})
-        try:
-            modules = json.loads(files[SETTINGS_FILES[0]])
-        except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
-            modules = []
-        folders = [path.rstrip("/") for its in modules if re.fullmatch(FOLDER, path := str(its["path"]))]
-        names = [f"{folder}/{name}" for folder in folders for name in ("config.json", "model.safetensors")]
-        return replace(self, settings={**files, **read(*names)})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "token": None}
-
-    def __deepcopy__(self, memo: Any) -> Source:
-        return self
-
-
-def source_of(encoder: Any) -> Source:
-    """How an encoder was loaded. If another library has loaded it, only its name is known, and the files of the newest
-    commit are read. If they cannot be reached, there are no settings, which is logged."""
-    if "loaded_from" in encoder.__dict__:
-        return encoder.loaded_from
-    name = encoder.config.name_or_path
-    try:
-        return replace(Source.at(name, {}).with_settings(), revision=None)
-    except OSError as error:
-        reason = str(error).strip().partition("\n")[0]
-        logger.warning_once(
-            f"The pooling and prompts of {name} are unknown, and taken to be a mean and none: {reason}"
-        )
-        return Source(name)
-
-
-@dataclass(frozen=True)
-class Elasticity:
-    """
-    The depths of a model, as its config has them under `elastic`.
-
-    Args:
-        depths (`dict[int, list[int]]`): Depth -> the source's layers that run, counted from 1. A depth that is not
-            listed runs the first layers.
-        exits (`list[int]`): Depths with an exit to the space of the whole model, ascending. A path needs none.
-        table (`list[int]`): Those of them that read the static table.
-        ignored_ids (`list[int]`): Token ids that the static vector of a text leaves out.
-        fit (`dict`, *optional*): Record of the fit.
-    """
-
-    depths: Mapping[int, list[int]] = field(default_factory=dict)
-    exits: Sequence[int] = ()
-    table: Sequence[int] = ()
-    ignored_ids: Sequence[int] = ()
-    fit: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(cls, config: Any) -> Elasticity:
-        """The depths of a model with this config; none if it is not elastic."""
-        values = getattr(config, "elastic", None) or {}
-        depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
-        exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
-        return cls(depths, exits, table, ignored, values.get("fit"))
-
-    def declare(self, config: Any, **others: Any) -> None:
-        """Write the depths into a config, and keep its other entries under `elastic`."""
-        values = {
-            "depths": {str(depth): list(self.depths[depth]) for depth in sorted(self.depths)},
-            "exits": sorted(self.exits),
-            "table": sorted(self.table),
-            "ignored_ids": sorted(self.ignored_ids) if self.table else [],
-            **({} if self.fit is None else {"fit": dict(self.fit)}),
-        }
-        config.elastic = {**(getattr(config, "elastic", None) or {}), **values, **others}
-        if 0 not in self.exits and getattr(config, "matryoshka_layers", None):
-            config.matryoshka_layers = [depth for depth in config.matryoshka_layers if depth > 0]
-
-    def layers_of(self, depth: int) -> list[int]:
-        """The layers that a depth runs, counted from 1, in their order."""
-        return list(self.depths.get(depth, range(1, depth + 1)))
-
-    def of_depths(self, depths: Iterable[int]) -> Elasticity:
-        """Only these depths."""
-        kept = {*depths}
-        layers = {depth: its for depth, its in self.depths.items() if depth in kept}
-        exits, table = ([depth for depth in its if depth in kept] for its in (self.exits, self.table))
-        return replace(self, depths=layers, exits=exits, table=table)
-
-    def is_path(self, depth: int) -> bool:
-        """Whether a depth skips layers."""
-        return self.layers_of(depth) != [*range(1, depth + 1)]
-
-    @property
-    def aligned(self) -> list[int]:
-        """The depths that embed into the space of the whole model: those with an exit, and paths."""
-        return sorted({*self.exits, *filter(self.is_path, self.depths)})
-
-    def shared_prefix(self, depth: int) -> int:
-        """Number of layers at the start of a depth that run as in the whole model, with the same output."""
-        layers = self.layers_of(depth)
-        gap = next((p for p, layer in enumerate(layers) if layer != p + 1), None)
-        return depth if gap is None else max(0, gap - 1)  # the layer before a gap is refitted
-
-    def validate(self, config: Any) -> None:
-        """Raise a ValueError if the depths do not fit a model of this config."""
-        last = config.num_hidden_layers
-        for depth, layers in self.depths.items():
-            if len(layers) != depth or layers != sorted(set(layers)) or not {*layers} <= {*range(1, last + 1)}:
-                raise ValueError(f"Depth {depth} must run {depth} of the layers 1..{last}, ascending, not {layers}.")
-            if self.is_path(depth) and layers[-1] != last:
-                raise ValueError(f"Depth {depth} runs the layers {layers}: a path must end in the last layer, {last}.")
-        exits, table = {*self.exits}, {*self.table}
-        if not exits <= {*range(last + 1)} or not table <= exits or 0 in exits - table or (last == 0 and not table):
-            raise ValueError(
-                f"exits={list(self.exits)} must be within 0..{last}, and table={list(self.table)} among them; depth 0 "
-                "is the table."
-            )
-
-
-def legal_layers(config: Any) -> list[int]:
-    """The depths at which a model of this config can be read: those of `elastic`, those it was trained at, and all of
-    its layers. If it was trained at none (`matryoshka_layers=[]`), every prefix."""
-    last, spec = config.num_hidden_layers, Elasticity.of(config)
-    trained = getattr(config, "matryoshka_layers", None)
-    every = range(1, last + 1) if trained == [] else trained or ()
-    return sorted({*every, *spec.depths, *spec.exits, last})
-
-
-def legal_dims(config: Any) -> list[int]:
-    """The numbers of dims at which a model of this config can be read."""
-    trained = getattr(config, "matryoshka_dims", None)
-    if (getattr(config, "elastic", None) or {}).get("reads_all_dims"):
-        return [config.hidden_size]
-    return sorted({*trained, config.hidden_size}) if trained else list(range(1, config.hidden_size + 1))
-
-
-def resolve_size(config: Any, output_layer: int | None = None, output_dim: int | None = None) -> tuple[int, int]:
-    """The depth and the number of dims to output: the arguments, else the config's own values, else the full size.
-    Raises a ValueError that names the legal values."""
-    chosen = []
-    for name, value, full, legal_values in (
-        ("output_layer", output_layer, config.num_hidden_layers, legal_layers),
-        ("output_dim", output_dim, config.hidden_size, legal_dims),
-    ):
-        value = getattr(config, name, None) if value is None else value
-        value = full if value is None else value
-        if value != full and value not in (legal := legal_values(config)):
-            whole = legal == [*range(1, legal[-1] + 1)] and len(legal) > 1
-            spelled = f"1..{legal[-1]}" if whole else ", ".join(map(str, legal))
-            raise ValueError(f"{name}={value!r} is not available here; legal values: {spelled}.")
-        chosen.append(value)
-    return chosen[0], chosen[1]
-
-
-def layer_list(model: nn.Module, depth: int) -> tuple[str, nn.ModuleList]:
-    """Name and module of the list of layers of a model: the outermost `nn.ModuleList` with this number of modules.
-    Raises a ValueError if there is none."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
-            return name, module
-    raise ValueError(f"{type(model).__name__} has no list of its {depth} layers, so it cannot skip any.")
-
-
-def set_layers(config: Any, layers: Sequence[int]) -> None:
-    """Reduce a config to some layers, counted from 1."""
-    depth = config.num_hidden_layers
-    for name in PER_LAYER:
-        values = getattr(config, name, None)
-        if isinstance(values, list) and len(values) == depth:
-            setattr(config, name, [values[layer - 1] for layer in layers])
-    config.num_hidden_layers = len(layers)
-
-
-def cut_config(config: Any, depth: int) -> None:
-    """Reduce a config to that of a model with the layers of one depth, which has the exit of this depth and no
-    other. Prefixes without an exit stay legal."""
-    spec, runs = Elasticity.of(config), Elasticity.of(config).layers_of(depth)
-    trained = getattr(config, "matryoshka_layers", None)
-    if trained is not None:
-        lost = {*spec.exits, *spec.depths} - {depth}
-        kept = [its for its in legal_layers(config) if its not in lost and its <= spec.shared_prefix(depth)]
-        config.matryoshka_layers = sorted({*kept, depth}) if trained or lost or spec.is_path(depth) else []
-    set_layers(config, runs)
-    if getattr(config, "elastic", None) is not None:
-        replace(spec.of_depths([depth]), depths={}).declare(config, source_layers=runs)
-
-
-def shallow_copy(module: nn.Module) -> nn.Module:
-    """A module with the same parameters and submodules, in which others can be put in their place."""
-    if "forward" in module.__dict__:
-        raise ValueError(
-            f"{type(module).__name__} runs on several devices: load the size that you need (output_layer=...)."
-        )
-    new = module.__class__.__new__(module.__class__)
-    new.__dict__.update(module.__dict__)
-    new.__dict__.pop("_compiled_call_impl", None)
-    new.__dict__["_modules"], new.__dict__["_parameters"] = dict(module._modules), dict(module._parameters)
-    return new
-
-
-def with_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A module in which some parameters are others; everything else is shared. An adapter of a changed submodule is
-    left out: it was made for the other weights."""
-    copies = {"": shallow_copy(module)}
-    for name, tensor in tensors.items():
-        path, _, leaf = name.rpartition(".")
-        node, at = copies[""], ""
-        for part in path.split("."):
-            at = f"{at}.{part}" if at else part
-            if at not in copies:
-                child = node._modules[part]
-                copies[at] = shallow_copy(getattr(child, "base_layer", child))  # type: ignore[arg-type]
-                node._modules[part] = copies[at]
-            node = copies[at]
-        node._parameters[leaf] = tensor  # type: ignore[assignment]
-    return copies[""]
-
-
-def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
-    """
-    A model that runs some layers of another (counted from 1; without a head), with which it shares all weights. The
-    native `forward` makes masks, positions and the final norm. `modules` run in the place of the layers, if given.
-    """
-    name, own = layer_list(model, model.config.num_hidden_layers)
-    config = copy.copy(model.config)
-    set_layers(config, layers)
-    hooks = getattr(transformers.utils, "output_capturing", None)
-    # Once per model: a view that installs its own would record every state twice.
-    if hooks is not None and not torch.compiler.is_compiling():
-        hooks.maybe_install_capturing_hooks(model)
-    node = new = shallow_copy(model)
-    new.config = config
-    *path, last = name.split(".")
-    for part in path:
-        child = shallow_copy(node._modules[part])  # type: ignore[arg-type]
-        if "config" in child.__dict__:
-            child.config = config
-        node._modules[part] = child
-        node = child
-    node._modules[last] = nn.ModuleList(modules or [own[layer - 1] for layer in layers])
-    return new
+# The parts that a native model lacks
 
 
 class Exit(nn.Module):
@@ -413,16 +78,15 @@ class Exit(nn.Module):
         joint (`tuple[torch.Tensor, torch.Tensor]`, *optional*): Weight `(hidden_size, 2 * hidden_size)` and bias.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor, joint: tuple[torch.Tensor, torch.Tensor] | None = None
-    ):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, joint: AffineMap | None = None):
         super().__init__()
         self.weight, self.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias.contiguous())
         named = () if joint is None else zip(("weight", "bias"), joint, strict=True)
         self.joint = nn.ParameterDict({name: tensor.contiguous() for name, tensor in named})
 
     def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
-        """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`."""
+        """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`. Without it, the map
+        of the hidden state alone is read."""
         x = x.to(self.weight.device)
         if static is None:
             return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
@@ -452,25 +116,31 @@ class ElasticParts(nn.Module):
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> ElasticParts:
         """The parts with these tensors, by their names in the file."""
         parts = cls()
-        groups: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+        depths: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            key, _, rest = rest.partition(".")
-            groups.setdefault((kind, key), {})[rest] = tensor
-        for (kind, key), its in groups.items():
-            if kind == "exits":
-                joint = (its["joint.weight"], its["joint.bias"]) if "joint.weight" in its else None
-                parts.exits[key] = Exit(its["weight"], its["bias"], joint)
-            elif kind == "paths":
-                parts.paths[key] = _tree(its)
+            if name == "table":
+                parts.table = nn.Embedding.from_pretrained(tensor, freeze=False)
             else:
-                parts.table = nn.Embedding.from_pretrained(its[""], freeze=False)
+                kind, depth, name = name.split(".", 2)
+                depths.setdefault((kind, depth), {})[name] = tensor
+        for (kind, depth), named in depths.items():
+            if kind == "paths":
+                parts.paths[depth] = _tree(named)
+            else:
+                joint = (named["joint.weight"], named["joint.bias"]) if "joint.weight" in named else None
+                parts.exits[depth] = Exit(named["weight"], named["bias"], joint)
         return parts
+
+    # torch.compile cannot make a name out of a depth that varies between calls.
+
+    def exit(self, depth: int) -> Exit | None:
+        """The exit of a depth; `None` if it has none."""
+        exits: Any = self.exits.items()
+        return next((module for name, module in exits if int(name) == depth), None)
 
     def refitted(self, depth: int) -> dict[str, torch.Tensor]:
         """The refitted matrices of a depth."""
-        # torch.compile cannot make a name out of a depth that varies between calls.
-        return next((dict(its.named_parameters()) for name, its in self.paths.items() if int(name) == depth), {})
+        return next((dict(path.named_parameters()) for name, path in self.paths.items() if int(name) == depth), {})
 
 
 def _tree(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -482,7 +152,7 @@ def _tree(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
         for part in path:
             if part not in node._modules:
                 node.add_module(part, nn.Module())
-            node = node._modules[part]  # type: ignore[assignment]
+            node = node.get_submodule(part)
         node.register_parameter(leaf, nn.Parameter(tensor.contiguous()))
     return root
 
@@ -497,7 +167,7 @@ def static_vectors(
     """
     The static vector of each text `(batch, 1, dim)`: the mean of the table's rows `(vocab_size, dim)` over the tokens
     of `input_ids` `(batch, tokens)`, without padding and ignored tokens; zero for a text without others. In a
-    flattened row of texts with the cumulative lengths `cu_seq_lens`, each token has that of its text,
+    flattened row of texts with the cumulative lengths `cu_seq_lens`, each token has the vector of its text,
     `(1, tokens, dim)`.
     """
     rows = nn.functional.embedding(input_ids, table)
@@ -525,6 +195,79 @@ def texts_of_tokens(boundaries: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.searchsorted(boundaries[1:].to(index.dtype).contiguous(), index, right=True)
 
 
+# Views: other layers or matrices of a model in memory
+
+
+def layer_list(model: nn.Module, depth: int) -> tuple[str, nn.ModuleList]:
+    """Name and module of the list of layers of a model: the outermost `nn.ModuleList` with this number of modules.
+    Raises a ValueError if there is none."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return name, module
+    raise ValueError(f"{type(model).__name__} has no list of its {depth} layers, so it cannot skip any.")
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A module with the same parameters and submodules, in which others can be put in their place."""
+    if "forward" in module.__dict__:
+        raise ValueError(
+            f"{type(module).__name__} runs on several devices: load the size that you need (output_layer=...)."
+        )
+    new = module.__class__.__new__(module.__class__)
+    new.__dict__.update(module.__dict__)
+    new.__dict__.pop("_compiled_call_impl", None)
+    new.__dict__["_modules"], new.__dict__["_parameters"] = dict(module._modules), dict(module._parameters)
+    return new
+
+
+def replaced(module: nn.Module, parts: Mapping[str, torch.Tensor | nn.Module]) -> Any:
+    """A module in which some parameters or submodules are others; everything else is shared. An adapter of a changed
+    submodule is left out: it was made for the other weights."""
+    copies = {"": shallow_copy(module)}
+    for name, part in parts.items():
+        path, _, leaf = name.rpartition(".")
+        node, at = copies[""], ""
+        for step in path.split(".") if path else ():
+            at = f"{at}.{step}" if at else step
+            if at not in copies:
+                child = node.get_submodule(step)
+                copies[at] = node._modules[step] = shallow_copy(getattr(child, "base_layer", child))
+            node = copies[at]
+        node.__dict__["_modules" if isinstance(part, nn.Module) else "_parameters"][leaf] = part
+    return copies[""]
+
+
+def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
+    """
+    A model that runs some layers of another (counted from 1; without a head), with which it shares all weights. The
+    native `forward` makes masks, positions and the final norm. `modules` run in the place of the layers, if given.
+    """
+    name, all_layers = layer_list(model, model.config.num_hidden_layers)
+    config = copy.copy(model.config)
+    set_layers(config, layers)
+    hooks = getattr(transformers.utils, "output_capturing", None)
+    # Once per model: a view that installs its own would record every state twice.
+    if hooks is not None and not torch.compiler.is_compiling():
+        hooks.maybe_install_capturing_hooks(model)
+    new = replaced(model, {name: nn.ModuleList(modules or [all_layers[layer - 1] for layer in layers])})
+    new.config, node = config, new
+    for step in name.split(".")[:-1]:
+        node = node.get_submodule(step)
+        if "config" in node.__dict__:
+            node.config = config
+    return new
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What a model is loaded from: the size, the source, the variant of the weights, and whether to download again."""
+
+    size: Size
+    source: Source
+    variant: str | None
+    again: bool
+
+
 class ElasticMixin(_Model):
     """
     Depths, exits, paths and a static table for the class of an encoder, or of an encoder with a head, in front of
@@ -532,249 +275,32 @@ class ElasticMixin(_Model):
     """
 
     elastic: ElasticParts
+    made_of: tuple[type, bool] | None = None  # native class, and whether it has a head; `None` for m3BERT
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        reading = "_runs" in config.__dict__
-        if not reading:  # new weights: there are no exits, and a depth is a number of layers
-            config = _for_new_weights(config)
-        super().__init__(config, *args, **kwargs)
+    def __init__(self, config: PretrainedConfig, *args: Any, loading: Loading | None = None, **kwargs: Any):
+        super().__init__(for_new_weights(config) if loading is None else config, *args, **kwargs)
         encoder: Any = self.base_model
         if not isinstance(encoder, ElasticMixin):
-            encoder.__class__ = elastic_class(type(encoder))
-        if encoder is not self and "elastic" in encoder._modules:
-            return
+            encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
-        runs = config.__dict__.get("_runs")
-        if runs is not None:
-            encoder._leave_out(runs)
+        if loading is not None:
+            encoder.loading = loading
+            encoder._leave_out(loading.size)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        native = _NATIVE.get(type(self))
-        return super().__reduce_ex__(protocol) if native is None else (_empty, native, self.__dict__)
+        return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)
 
-    # Loading and saving, of encoders and heads
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: Any,
-        *args: Any,
-        config: Any = None,
-        output_layer: int | None = None,
-        output_dim: int | None = None,
-        output_loading_info: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """
-        Load a model as [`~transformers.PreTrainedModel.from_pretrained`] does, at a size.
-
-        Args:
-            pretrained_model_name_or_path (`str` or `os.PathLike`): Hub id or folder.
-            args: As in the library.
-            config ([`~transformers.PreTrainedConfig`], *optional*): Config of the model.
-            output_layer (`int`, *optional*): Depth: only its layers are built and read. Default: all layers.
-            output_dim (`int`, *optional*): Number of dims to return. Default: all.
-            output_loading_info (`bool`, *optional*, defaults to `False`): Return the loading info, too.
-            kwargs: As in the library, such as `dtype` and `revision`. The weights are read from safetensors only.
-
-        Raises:
-            ValueError: if the size is not legal, a tensor of the encoder is missing, the file of exits and table does
-                not belong to these weights, or an adapter was trained at another size.
-        """
-        name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
-        if isinstance(config, PretrainedConfig):
-            config = copy.deepcopy(config)
-        else:
-            own = source if config is None else Source.at(config, kwargs)
-            config, kwargs = own.config(ElasticConfig if cls in _NATIVE else cls.config_class, kwargs)
-        kwargs |= source.hub
-        kwargs.pop("code_revision", None)
-        adapter: dict[str, Any] = {
-            key: its for key, its in source.hub.items() if key in ("cache_dir", "local_files_only")
-        }
-        adapter |= kwargs.pop("adapter_kwargs", None) or {}
-        adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
-        trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
-        for option, value in (("output_layer", output_layer), ("output_dim", output_dim)):
-            if value is None and getattr(config, option, None) is None:
-                value = trained.get(option)
-            if value is not None:
-                setattr(config, option, value)
-        depth, _ = resolve_size(config)
-        spec = Elasticity.of(config)
-        spec.validate(config)
-        cut = depth < config.num_hidden_layers
-        config._runs = spec.layers_of(depth) if cut or not depth else None
-        kwargs |= {"config": config, "output_loading_info": True, "use_safetensors": True}
-        try:
-            model, info = super().from_pretrained(name, *args, **kwargs)
-        except SafetensorError as error:
-            raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
-        if any(parameter.is_meta for parameter in model.parameters()):
-            model.tie_weights()  # transformers 5.3 leaves this out in remote code
-        encoder = model.base_model
-        prefix = "" if encoder is model else f"{model.base_model_prefix}."
-        missing = sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
-        if missing:
-            raise ValueError(
-                f"{name} is incomplete or of another architecture: {len(missing)} tensors of the encoder are missing, "
-                f"such as {missing[0]}."
-            )
-        if cut:
-            encoder._compact(config._runs, depth)
-        for part in (model, encoder):
-            part.config.__dict__.pop("_runs", None)
-        again, variant = kwargs.get("force_download", False), kwargs.get("variant")
-        encoder._read_parts(source, spec, depth if cut else None, again, variant, main_device(model))
-        encoder.loaded_from = source.with_settings()
-        model.eval()
-        late = model.__dict__.pop("_late_adapter", None)
-        if late is None and adapter_path is not None:
-            late = (adapter_path,), {"adapter_kwargs": adapter}
-        if late is not None:
-            model.load_adapter(*late[0], **late[1])
-        return (model, info) if output_loading_info else model
-
-    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """As in the library.
-
-        Raises:
-            ValueError: if the adapter was trained at another size, or on another source."""
-        if "_runs" in self.config.__dict__:  # the layers have other numbers while they are loaded
-            self._late_adapter = args, kwargs
-            return _NothingLoaded()
-        found = super().load_adapter(*args, **kwargs)
-        name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
-        trained, mine = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()
-        wrong = [key for key, its in trained.items() if None not in (its, mine[key]) and its != mine[key]]
-        if wrong:
-            self.delete_adapter(name)
-            said = "; ".join(f"{key}={trained[key]!r}, and the model has {mine[key]!r}" for key in wrong)
-            raise ValueError(f"The adapter was trained for {said}: load it with the model that it was trained for.")
-        return found
-
-    def _adapted_size(self) -> dict[str, Any]:
-        """What an adapter of this model is for: the depth, the dims, and the digest of the source's weights."""
-        config = self.base_model.config
-        layer, dim = resolve_size(config)
-        source = (Elasticity.of(config).fit or {}).get("source_sha256")
-        return {"output_layer": layer, "output_dim": dim, "source": source}
-
-    def save_pretrained(
-        self,
-        save_directory: Any,
-        is_main_process: bool = True,
-        state_dict: dict[str, torch.Tensor] | None = None,
-        *args: Any,
-        push_to_hub: bool = False,
-        exact: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """
-        Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, with its exits, paths and table, this
-        code, and, of an encoder, the settings of sentence-transformers that it was loaded with. A size gives the same
-        vectors when it is loaded again. The static table is saved in float16 unless `exact=True`, with which training
-        resumes exactly. Of a model with an adapter, the adapter alone is saved, with the size that it was trained at.
-        """
-        folder = Path(save_directory)
-        if push_to_hub:
-            hub = {key: kwargs.pop(key) for key in PUSH_OPTIONS if key in kwargs}
-            before = times_of(folder)
-            self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
-            if is_main_process:
-                written = [name for name, time in times_of(folder).items() if before.get(name) != time]
-                upload(folder, written, **{"repo_id": folder.name, **hub})
-            return
-        if self._hf_peft_config_loaded:
-            for name in self.active_adapters():
-                adapter, size = self.peft_config[name], self._adapted_size()
-                if type(self.base_model) not in _NATIVE:  # all layers of an m3BERT are for each of its sizes
-                    size = {key: its for key, its in size.items() if getattr(self.config, key, None) is not None}
-                adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
-            super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
-        else:
-            self._save_whole(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
-        encoder: Any = self.base_model
-        if is_main_process and (encoder is self or self.get_output_embeddings() is not None):
-            write_settings(encoder, folder)  # a classifier embeds nothing
-
-    def _save_whole(
-        self,
-        folder: Path,
-        is_main_process: bool,
-        state_dict: dict[str, torch.Tensor] | None,
-        *args: Any,
-        exact: bool,
-        **kwargs: Any,
-    ) -> None:
-        """Save a model without an adapter, but for the settings of sentence-transformers."""
-        encoder: Any = self.base_model
-        prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
-        tensors = self.state_dict() if state_dict is None else state_dict
-        parts = {key.removeprefix(prefix): its for key, its in tensors.items() if key.startswith(prefix)}
-        native = {key: its for key, its in tensors.items() if not key.startswith(prefix)}
-        config, own_code = encoder.config, type(encoder) not in _NATIVE
-        elastic, depth = getattr(config, "elastic", None) or {}, config.num_hidden_layers
-        loads_natively = not ElasticMixin._differs(encoder) or own_code
-        if not loads_natively and depth > 0:  # layers have the numbers of the source, which some encoders read
-            name = layer_list(encoder, depth)[0]
-            numbers = elastic.get("source_layers", range(1, depth + 1))
-            if "hf_device_map" in self.__dict__:
-                native = with_values(self, native)
-            native = {_renumbered(key, name, numbers): its for key, its in native.items()}
-        super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
-        if not is_main_process:
-            return
-        variant = kwargs.get("variant")
-        forms = [folder / of_variant(file, variant) for file in ("model.safetensors", "model.safetensors.index.json")]
-        if all(file.is_file() for file in forms):  # one of them is of an earlier save, and the library keeps it
-            min(forms, key=lambda file: file.stat().st_mtime_ns).unlink()
-        if depth == 0:  # the library writes no file then, and reads none without one
-            save_file({}, folder / of_variant("model.safetensors", variant), metadata={"format": "pt"})
-        parts = {key.replace("table.weight", "table"): its for key, its in parts.items()}
-        write_parts(folder, parts, exact=exact, variant=variant)
-        if elastic and not own_code:
-            describe(folder, native=loads_natively)
-
-    @staticmethod
-    def _differs(encoder: Any) -> bool:
-        """Whether the vectors of an encoder differ from those of the native model with the same layers."""
-        config = encoder.config
-        depth = config.num_hidden_layers
-        runs = (getattr(config, "elastic", None) or {}).get("source_layers", range(1, depth + 1))
-        narrow = resolve_size(config)[1] < config.hidden_size
-        return depth in Elasticity.of(config).exits or narrow or [*runs] != [*range(1, depth + 1)]
-
-    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
-        encoder: Any = self.base_model
-        table = encoder.elastic.table
-        old = None if table is None else table.weight.detach()
-        resized = super()._resize_token_embeddings(*args, **kwargs)
-        if old is None:
-            return resized
-        tokens = resized.weight.shape[0]
-        rows = nn.functional.pad(old, (0, 0, 0, tokens - len(old)))  # a negative number cuts
-        encoder.elastic.table = nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad)
-        spec = Elasticity.of(encoder.config)
-        replace(spec, ignored_ids=[token for token in spec.ignored_ids if token < tokens]).declare(encoder.config)
-        return self.get_input_embeddings()
-
-    def get_input_embeddings(self) -> Any:
-        encoder: Any = self.base_model
-        static = encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None
-        return encoder.elastic.table if static else super().get_input_embeddings()
-
-    def set_input_embeddings(self, value: Any) -> None:
-        encoder: Any = self.base_model
-        if encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None:
-            encoder.elastic.table = value
-        else:
-            super().set_input_embeddings(value)
-
-    # Of encoders
+    # Running, of encoders
 
     def forward(
-        self, *args: Any, output_layer: int | None = None, output_dim: int | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
+        static_states: torch.Tensor | None = None,
+        before_exit: bool = False,
+        return_dict: bool | None = None,
+        **kwargs: Any,
     ) -> Any:
         """
         As the native `forward`, at a size.
@@ -787,6 +313,7 @@ class ElasticMixin(_Model):
                 [`~ElasticMixin.static_states`], for a depth that reads the static table. Default: computed from
                 `input_ids`.
             before_exit (`bool`, *optional*, defaults to `False`): Return the native output of all layers.
+            return_dict (`bool`, *optional*): As in the native `forward`.
             kwargs: Arguments of the native `forward`.
 
         Returns:
@@ -796,34 +323,30 @@ class ElasticMixin(_Model):
         Raises:
             ValueError: if the size is not legal, or the depth reads the static table and there are no `input_ids`.
         """
-        if kwargs.pop("before_exit", False):
-            return self.native_forward(*args, **kwargs)
-        spec = Elasticity.of(self.config)
+        if before_exit:
+            return self.native_forward(*args, return_dict=return_dict is not False, **kwargs)
         depth, dim = resolve_size(self.config, output_layer, output_dim)
-        static, as_dict = kwargs.pop("static_states", None), kwargs.pop("return_dict", None)
-        as_dict = getattr(self.config, "return_dict", True) if as_dict is None else as_dict
-        if depth in spec.table and static is None:
-            ids, mask = (
-                kwargs.get(name, args[place] if len(args) > place else None)
-                for place, name in enumerate(("input_ids", "attention_mask"))
-            )
+        static, given = static_states, dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
+        ids = given.get("input_ids")
+        if depth in Elasticity.of(self.config).table and static is None:
             if ids is None:
                 raise ValueError(
                     f"Depth {depth} reads the static table by token ids: pass input_ids, or static_states beside "
                     "inputs_embeds."
                 )
-            static = self.static_states(ids, mask, kwargs.get("cu_seq_lens_q"), dim if depth == 0 else None)
+            width = dim if depth == 0 else None
+            static = self.static_states(ids, given.get("attention_mask"), given.get("cu_seq_lens_q"), width)
         if depth == 0:
-            like = kwargs.get("input_ids", args[0] if args else None)
-            like = kwargs["inputs_embeds"][..., 0] if like is None else like
-            output: Any = BaseModelOutput(last_hidden_state=static[..., :dim].expand(*like.shape, -1))
+            like = given["inputs_embeds"][..., :1] if ids is None else ids.unsqueeze(-1)
+            output: Any = BaseModelOutput(last_hidden_state=self.exit_state(0, like, dim, static))
         else:
             model = self if depth == self.config.num_hidden_layers else self.at(depth)
             if model is not self and "use_cache" in inspect.signature(self.forward).parameters:
                 kwargs["use_cache"] = False  # the layers have other numbers in a cache
             output = model.native_forward(*args, return_dict=True, **kwargs)
             output.last_hidden_state = self.exit_state(depth, output.last_hidden_state, dim, static)
-        return output.to_tuple() if as_dict is False else output
+        as_dict = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
 
     def native_forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the native class."""
@@ -856,37 +379,39 @@ class ElasticMixin(_Model):
         Raises:
             ValueError: if the depth reads the static table and there is no `static`.
         """
-        if depth == 0 and self.elastic.table is not None:
-            return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
-        # Not str(depth), see `refitted`.
-        found: Any = next((its for name, its in self.elastic.exits.items() if int(name) == depth), None)
-        if found is None:
-            return state[..., :dim]
-        if found.joint and static is None:
-            raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
-        return found(state, dim, static if found.joint else None)
+        is_table, exit = depth == 0 and self.elastic.table is not None, self.elastic.exit(depth)
+        if is_table or (exit is not None and exit.joint):
+            if static is None:
+                raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
+            if is_table:
+                return static[..., :dim].expand(*state.shape[:-1], -1)
+        else:
+            static = None
+        return state[..., :dim] if exit is None else exit(state, dim, static)
 
     def layers_at(self, depth: int) -> list[nn.Module]:
         """The layers of a depth as they run there, with the refitted matrices of its path."""
-        name, own = layer_list(self, self.config.num_hidden_layers)
+        name, all_layers = layer_list(self, self.config.num_hidden_layers)
         refitted = self.elastic.refitted(depth)
-        found = []
-        for place, layer in enumerate(Elasticity.of(self.config).layers_of(depth)):
-            start = f"{name}.{place}."
-            mine = {key.removeprefix(start): its for key, its in refitted.items() if key.startswith(start)}
-            found.append(with_parameters(own[layer - 1], mine) if mine else own[layer - 1])
-        return found
+        layers: list[nn.Module] = []
+        for place, number in enumerate(Elasticity.of(self.config).layers_of(depth)):
+            start, layer = f"{name}.{place}.", all_layers[number - 1]
+            tensors = {key.removeprefix(start): value for key, value in refitted.items() if key.startswith(start)}
+            layers.append(replaced(layer, tensors) if tensors else layer)
+        return layers
 
     def at(self, depth: int) -> Any:
         """A [`view`] of the native model at a depth, without its exit."""
         layers = Elasticity.of(self.config).layers_of(depth)
         return view(self, layers, self.layers_at(depth)) if layers else view(self, [])
 
+    # Depths
+
     def set_depths(
         self,
         *,
-        exits: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = {},
-        joints: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = {},
+        exits: Mapping[int, AffineMap] = {},
+        joints: Mapping[int, AffineMap] = {},
         paths: Mapping[int, tuple[list[int], Mapping[str, torch.Tensor]]] = {},
         depths: Iterable[int] = (),
         table: torch.Tensor | None = None,
@@ -914,25 +439,23 @@ class ElasticMixin(_Model):
         if (joints and table is None) or not {*joints} <= {*exits}:
             raise ValueError(f"joints={sorted(joints)} must have an exit, and read a static table.")
         zero = [] if table is None else [0]
-        prefixes = {depth: [*range(1, depth + 1)] for depth in {*exits, *depths} - {config.num_hidden_layers}}
-        spec = Elasticity(
-            {**prefixes, **{depth: layers for depth, (layers, _) in paths.items()}, **dict.fromkeys(zero, [])},
-            [*zero, *exits],
-            [*zero, *joints],
-            [*ignored_ids],
-            fit,
-        )
+        layers = {depth: [*range(1, depth + 1)] for depth in {*exits, *depths} - {config.num_hidden_layers}}
+        layers |= {depth: numbers for depth, (numbers, _) in paths.items()} | dict.fromkeys(zero, [])
+        refitted = [depth for depth, (_, matrices) in paths.items() if matrices]
+        spec = Elasticity(layers, [*zero, *exits], [*zero, *joints], [*ignored_ids], fit, refitted)
         spec.validate(config)
         tensors = {} if table is None else {"table": table}
-        for depth, (weight, bias) in exits.items():
-            tensors |= {f"exits.{depth}.weight": weight, f"exits.{depth}.bias": bias}
-        for depth, (weight, bias) in joints.items():
-            tensors |= {f"exits.{depth}.joint.weight": weight, f"exits.{depth}.joint.bias": bias}
-        for depth, (_, named) in paths.items():
-            tensors |= {f"paths.{depth}.{name}": tensor for name, tensor in named.items()}
+        for kind, maps in (("", exits), ("joint.", joints)):
+            for depth, (weight, bias) in maps.items():
+                tensors |= {f"exits.{depth}.{kind}weight": weight, f"exits.{depth}.{kind}bias": bias}
+        for depth, (_, matrices) in paths.items():
+            tensors |= {f"paths.{depth}.{name}": matrix for name, matrix in matrices.items()}
         self._check_parts(tensors, spec, "The new depths")
         self.elastic = ElasticParts.of(
-            {name: its.detach().to(device=like.device, dtype=like.dtype, copy=True) for name, its in tensors.items()}
+            {
+                name: value.detach().to(device=like.device, dtype=like.dtype, copy=True)
+                for name, value in tensors.items()
+            }
         )
         config.elastic = {**(getattr(config, "elastic", None) or {}), "fit": None}
         spec.declare(config)
@@ -940,136 +463,329 @@ class ElasticMixin(_Model):
     def drop_depths(self, depths: Iterable[int]) -> None:
         """Remove some depths with their exits and paths, and the static table if no other depth reads it."""
         spec, gone = Elasticity.of(self.config), {*depths}
-        kept = spec.of_depths({*spec.depths, *spec.exits} - gone)
-        kept.validate(self.config)
-        kept.declare(self.config)
+        rest = spec.of_depths({*spec.depths, *spec.exits} - gone)
+        rest.validate(self.config)
+        rest.declare(self.config)
         for modules in (self.elastic.exits, self.elastic.paths):
             for name in [name for name in modules if int(name) in gone]:
                 del modules[name]
-        self.elastic.table = self.elastic.table if kept.table else None
+        self.elastic.table = self.elastic.table if rest.table else None
 
-    def _check_parts(
-        self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str, *, is_cut: bool = False
-    ) -> None:
-        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape. If
-        `is_cut`, layers have the numbers of the path already."""
+    def _check_parts(self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
+        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape."""
         width = self.config.hidden_size
-        wanted: dict[str, Any] = {"table": (self.config.vocab_size, width)} if spec.table else {}
+        shapes: dict[str, Any] = {"table": (self.config.vocab_size, width)} if spec.table else {}
         for depth in {*spec.exits} - {0}:
-            wanted |= {f"exits.{depth}.weight": (width, width), f"exits.{depth}.bias": (width,)}
+            shapes |= {f"exits.{depth}.weight": (width, width), f"exits.{depth}.bias": (width,)}
             if depth in spec.table:
-                wanted |= {f"exits.{depth}.joint.weight": (width, 2 * width), f"exits.{depth}.joint.bias": (width,)}
-        own = {name: its.shape for name, its in self.named_parameters()}
+                shapes |= {f"exits.{depth}.joint.weight": (width, 2 * width), f"exits.{depth}.joint.bias": (width,)}
+        parameters = {name: parameter.shape for name, parameter in self.named_parameters()}
         for key in [key for key in tensors if key.startswith("paths.")]:
-            _, path_depth, name = key.split(".", 2)
-            if not is_cut:
-                list_name, _ = layer_list(self, self.config.num_hidden_layers)
-                name = _renumbered(name, list_name, spec.layers_of(int(path_depth)))
-            wanted[key] = own.get(name)
-        for key, shape in wanted.items():
-            found = tensors[key].shape if key in tensors else None
-            if shape is None or found != shape:
-                raise ValueError(f"{what}: {key!r} has the shape {found}, and the model needs {shape}.")
+            _, depth_name, name = key.split(".", 2)
+            list_name, _ = layer_list(self, self.config.num_hidden_layers)
+            shapes[key] = parameters.get(_in_source(name, list_name, spec.layers_of(int(depth_name))))
+        for key, shape in shapes.items():
+            given = tensors[key].shape if key in tensors else None
+            if shape is None or given != shape:
+                raise ValueError(f"{what}: {key!r} has the shape {given}, and the model needs {shape}.")
 
-    def _leave_out(self, runs: Sequence[int]) -> None:
-        """Put empty modules in place of what does not run, before weights are read."""
+    # Token embeddings, of encoders and heads: a model that is a static table alone has those of the table
+
+    def _is_table(self) -> bool:
+        encoder: Any = self.base_model
+        return encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None
+
+    def get_input_embeddings(self) -> Any:
+        encoder: Any = self.base_model
+        return encoder.elastic.table if self._is_table() else super().get_input_embeddings()
+
+    def set_input_embeddings(self, value: Any) -> None:
+        encoder: Any = self.base_model
+        if self._is_table():
+            encoder.elastic.table = value
+        else:
+            super().set_input_embeddings(value)
+
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        encoder: Any = self.base_model
+        table = encoder.elastic.table
+        rows = None if table is None else table.weight.detach()
+        resized = super()._resize_token_embeddings(*args, **kwargs)
+        if rows is None:
+            return resized
+        tokens = resized.weight.shape[0]
+        rows = nn.functional.pad(rows, (0, 0, 0, tokens - len(rows)))  # a negative number cuts
+        encoder.elastic.table = nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad)
+        spec = Elasticity.of(encoder.config)
+        replace(spec, ignored_ids=[token for token in spec.ignored_ids if token < tokens]).declare(encoder.config)
+        return self.get_input_embeddings()
+
+    # Loading, of encoders and heads
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Any,
+        *args: Any,
+        config: Any = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """
+        Load a model as [`~transformers.PreTrainedModel.from_pretrained`] does, at a size.
+
+        Args:
+            pretrained_model_name_or_path (`str` or `os.PathLike`): Hub id or folder.
+            args: As in the library.
+            config ([`~transformers.PreTrainedConfig`], *optional*): Config of the model.
+            output_layer (`int`, *optional*): Depth: only its layers are built and read. Default: all layers.
+            output_dim (`int`, *optional*): Number of dims to return. Default: all.
+            output_loading_info (`bool`, *optional*, defaults to `False`): Return the loading info, too.
+            kwargs: As in the library, such as `dtype` and `revision`. The weights are read from safetensors only.
+
+        Raises:
+            ValueError: if the size is not legal, a tensor of the encoder is missing, the file of exits and table does
+                not belong to these weights, or an adapter was trained at another size.
+        """
+        name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
+        if isinstance(config, PretrainedConfig):
+            config = copy.deepcopy(config)
+        else:
+            origin = source if config is None else Source.at(config, kwargs)
+            config, kwargs = origin.config(ElasticConfig if cls.made_of else cls.config_class, kwargs)
+        kwargs = {**kwargs, **source.hub, "use_safetensors": True}
+        kwargs.pop("code_revision", None)
+        adapter = {key: value for key, value in source.hub.items() if key in ("cache_dir", "local_files_only")}
+        adapter |= kwargs.pop("adapter_kwargs", None) or {}
+        adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
+        trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
+        for option, value in zip(SIZE, (output_layer, output_dim), strict=True):
+            if value is None and getattr(config, option, None) is None:
+                value = trained.get(option)
+            if value is not None:
+                setattr(config, option, value)
+        loading = Loading(Size.of(config), source, kwargs.get("variant"), kwargs.get("force_download", False))
+        try:
+            model, info = super().from_pretrained(
+                name, *args, config=config, loading=loading, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
+        prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+        if missing := sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key):
+            raise ValueError(
+                f"{name} is incomplete or of another architecture: {len(missing)} tensors of the encoder are missing, "
+                f"such as {missing[0]}."
+            )
+        model._finish_loading()
+        if adapter_path is not None:
+            model.load_adapter(adapter_path, adapter_kwargs=adapter)
+        return (model, info) if output_loading_info else model
+
+    def _finish_loading(self) -> None:
+        """Make the model of its size of what the library has read, once."""
+        encoder: Any = self.base_model
+        loading: Loading | None = encoder.__dict__.pop("loading", None)
+        if loading is None:
+            return
+        if any(parameter.is_meta for parameter in self.parameters()):
+            self.tie_weights()  # transformers 5.3 leaves this out in remote code
+        if not loading.size.is_whole:
+            encoder._number_layers(loading.size)
+        encoder._read_parts(loading, main_device(self))
+        encoder.loaded_from = loading.source.with_settings()
+        self.eval()
+
+    def _leave_out(self, size: Size) -> None:
+        """Put empty modules in place of what does not run, before weights are read: layers have the numbers of the
+        source until then."""
         name, layers = layer_list(self, self.config.num_hidden_layers)
-        gone = [number for number in range(len(layers)) if number + 1 not in runs]
+        gone = [number for number in range(len(layers)) if number + 1 not in size.layers]
         for number in gone:
             layers[number] = nn.Module()
         patterns = [rf"(^|\.){re.escape(name)}\.({'|'.join(map(str, gone))})\."] if gone else []
-        if not runs:
+        if not size.layers:
             for child in [key for key in self._modules if key != "elastic"]:
                 setattr(self, child, nn.ModuleList() if child == name else nn.Module())
             patterns = [".*"]
-        found: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
-        every: Any = [*(found or ()), *patterns]
-        self._keys_to_ignore_on_load_unexpected = set(every) if isinstance(found, set) else every
+        ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
+        kind = list if ignored is None else type(ignored)
+        self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), *patterns])
 
-    def _compact(self, runs: Sequence[int], depth: int) -> None:
+    def _number_layers(self, size: Size) -> None:
         """Number the layers in the order in which they run."""
-        config = self.config
-        if runs:
-            name, layers = layer_list(self, config.num_hidden_layers)
-            path, _, last = name.rpartition(".")
-            parent = self.get_submodule(path) if path else self
-            setattr(parent, last, nn.ModuleList(layers[layer - 1] for layer in runs))
-            for place, layer in enumerate(runs):
-                for module in layers[layer - 1].modules():
+        config, whole = self.config, self.config.num_hidden_layers
+        if size.layers:
+            name, layers = layer_list(self, whole)
+            path, _, leaf = name.rpartition(".")
+            running = nn.ModuleList(layers[number - 1] for number in size.layers)
+            setattr(self.get_submodule(path), leaf, running)
+            for place, layer in enumerate(running):
+                for module in layer.modules():
                     if "layer_idx" in module.__dict__:  # of its keys and values in a cache
                         module.__dict__["layer_idx"] = place
-        whole = config.num_hidden_layers
         names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
         source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
-        cut_config(config, depth)
-        if type(self) in _NATIVE and config.elastic:
+        cut_config(config, len(size.layers))
+        if self.made_of and config.elastic:
             config.elastic["source"] = source
         for module in self.modules():
-            its = module.__dict__.get("config")
-            if its is not None and its is not config and getattr(its, "num_hidden_layers", None) == whole:
+            other = module.__dict__.get("config")
+            if other is not None and other is not config and getattr(other, "num_hidden_layers", None) == whole:
                 module.config = config
 
-    def _read_parts(
-        self,
-        source: Source,
-        spec: Elasticity,
-        depth: int | None,
-        again: bool,
-        variant: str | None,
-        main: torch.device | None,
-    ) -> None:
-        """Read the exit of a depth, its refitted matrices and the static table, or those of all depths. If `again`,
-        download them even if they are in the cache. Exits are put where the last layer runs, and the table where token
-        ids are; layers that are offloaded run on `main`."""
-        if not spec.depths and not spec.exits:
+    def _read_parts(self, loading: Loading, main: torch.device | None) -> None:
+        """Read the parts of a size. Exits are put where the last layer runs, and the table where token ids are; layers
+        that are offloaded run on `main`."""
+        size, source, variant = loading.size, loading.source, loading.variant
+        if not size.elastic.depths and not size.elastic.exits:
             return
-        wanted = [*spec.exits, *spec.depths] if depth is None else [depth]
-        file = source.file(f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}", force_download=again)
-        tensors: dict[str, torch.Tensor] = {}
-        if file is not None:
-            try:
-                with safe_open(file, "pt") as stored:
-                    check_source(stored.metadata() or {}, source, variant)
-                    for key in stored.keys():  # not a mapping
-                        kind, _, rest = key.partition(".")
-                        if int(rest.partition(".")[0] or -1) in wanted if rest else {*wanted} & {*spec.table}:
-                            tensors[key] = stored.get_tensor(key)
-            except SafetensorError as error:
-                raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
-        what, is_cut = f"{source.name}/{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}", depth is not None
-        self._check_parts(tensors, spec.of_depths(wanted), what, is_cut=is_cut)
+        tensors = read_parts(source, size.elastic, variant, force_download=loading.again)
+        self._check_parts(tensors, Elasticity.of(self.config), f"{source.name}/{parts_file(variant)}")
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
-        main = like.device if main is None else main
-        runs = self.config.num_hidden_layers
-        last = next((its.device for its in layer_list(self, runs)[1][-1].parameters()), main) if runs else main
+        main, depth = main or like.device, self.config.num_hidden_layers
+        last = next((value.device for value in layer_list(self, depth)[1][-1].parameters()), main) if depth else main
         places = {True: main, False: main if last.type == "meta" else last}
-        parts = ElasticParts.of({key: its.to(places[key == "table"], like.dtype) for key, its in tensors.items()})
-        if depth is not None and parts.refitted(depth):
-            for key, its in parts.refitted(depth).items():
-                replace_weight(self, key, its.detach())
+        parts = ElasticParts.of({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
+        if not size.is_whole:
+            for key, matrix in parts.refitted(depth).items():
+                replace_weight(self, key, matrix.detach())
             parts.paths = nn.ModuleDict()
         self.elastic = parts.eval()
 
+    # Saving, and adapters, of encoders and heads
 
-class _NothingLoaded:
-    """What the library reports of an adapter that is loaded later."""
+    def save_pretrained(
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        *args: Any,
+        push_to_hub: bool = False,
+        exact: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, with its exits, paths and table, this
+        code, and, of an encoder, the settings of sentence-transformers that it was loaded with. A size gives the same
+        vectors when it is loaded again. The static table is saved in float16 unless `exact=True`, with which training
+        resumes exactly. Of a model with an adapter, the adapter alone is saved, with the size that it was trained at.
+        """
+        folder = Path(save_directory)
+        if push_to_hub:
+            hub = {key: kwargs.pop(key) for key in PUSH_OPTIONS if key in kwargs}
+            before = times_of(folder)
+            self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
+            if is_main_process:
+                written = [name for name, time in times_of(folder).items() if before.get(name) != time]
+                upload(folder, written, **{"repo_id": folder.name, **hub})
+            return
+        if self._hf_peft_config_loaded:
+            for name in self.active_adapters():
+                adapter, size = self.peft_config[name], self._adapted_size()
+                if self.base_model.made_of is None:  # all layers of an m3BERT are for each of its sizes
+                    size = {key: value for key, value in size.items() if getattr(self.config, key, None) is not None}
+                adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
+            super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
+        else:
+            self._save_whole(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
+        encoder: Any = self.base_model
+        if is_main_process and (encoder is self or self.get_output_embeddings() is not None):
+            write_settings(encoder, folder)  # a classifier embeds nothing
 
-    def to_dict(self) -> dict[str, list[str]]:
-        return {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+    def _save_whole(
+        self,
+        folder: Path,
+        is_main_process: bool,
+        state_dict: dict[str, torch.Tensor] | None,
+        *args: Any,
+        exact: bool,
+        **kwargs: Any,
+    ) -> None:
+        """Save a model without an adapter, but for the settings of sentence-transformers."""
+        encoder: Any = self.base_model
+        prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
+        tensors = self.state_dict() if state_dict is None else state_dict
+        parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        native = {key: value for key, value in tensors.items() if not key.startswith(prefix)}
+        config, has_own_code = encoder.config, encoder.made_of is None
+        elastic, depth = getattr(config, "elastic", None) or {}, config.num_hidden_layers
+        is_native = has_own_code or loads_natively(config)
+        if not is_native and depth > 0:  # layers have the numbers of the source, which some encoders read
+            name = layer_list(encoder, depth)[0]
+            numbers = elastic.get("source_layers", range(1, depth + 1))
+            if "hf_device_map" in self.__dict__:
+                native = with_values(self, native)
+            native = {_in_source(key, name, numbers): value for key, value in native.items()}
+        super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
+        if not is_main_process:
+            return
+        variant = kwargs.get("variant")
+        forms = [folder / of_variant(file, variant) for file in ("model.safetensors", "model.safetensors.index.json")]
+        if all(file.is_file() for file in forms):  # one of them is of an earlier save, and the library keeps it
+            min(forms, key=lambda file: file.stat().st_mtime_ns).unlink()
+        if depth == 0:  # the library writes no file then, and reads none without one
+            save_file({}, forms[0], metadata={"format": "pt"})
+        write_parts(folder, parts, exact=exact, variant=variant)
+        if elastic and not has_own_code:
+            describe(folder, native=is_native)
+
+    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """As in the library.
+
+        Raises:
+            ValueError: if the adapter was trained at another size, or on another source."""
+        self._finish_loading()  # of one beside the model, which the library loads after the weights
+        report = super().load_adapter(*args, **kwargs)
+        name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
+        trained, size = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()
+        wrong = [key for key, value in trained.items() if None not in (value, size[key]) and value != size[key]]
+        if wrong:
+            self.delete_adapter(name)
+            said = "; ".join(f"{key}={trained[key]!r}, and the model has {size[key]!r}" for key in wrong)
+            raise ValueError(f"The adapter was trained for {said}: load it with the model that it was trained for.")
+        return report
+
+    def _adapted_size(self) -> dict[str, Any]:
+        """What an adapter of this model is for: the depth, the dims, and the digest of the source's weights."""
+        config = self.base_model.config
+        layer, dim = resolve_size(config)
+        source = (Elasticity.of(config).fit or {}).get("source_sha256")
+        return {"output_layer": layer, "output_dim": dim, "source": source}
 
 
-def main_device(model: Any) -> torch.device | None:
+def _in_source(key: str, name: str, numbers: Sequence[int]) -> str:
+    """The name in the source of a tensor of some of its layers, whose numbers are counted from 1; `name` is that of
+    the list of layers. Empty if the tensor's layer is none of them."""
+    match = re.fullmatch(rf"((?:.*\.)?{re.escape(name)}\.)(\d+)(\..*)", key)
+    if match is None or int(match[2]) >= len(numbers):
+        return "" if match else key
+    return f"{match[1]}{numbers[int(match[2])] - 1}{match[3]}"
+
+
+def dtype_of(config: PretrainedConfig) -> torch.dtype:
+    """Type of the weights that a config names, else float32."""
+    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+    return getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+
+
+# Models on several devices
+
+
+def main_device(model: PreTrainedModel) -> torch.device | None:
     """The device that runs what is offloaded; `None` if the model was loaded without a `device_map`."""
     if "hf_device_map" not in model.__dict__:
         return None
-    places = [its for its in model.hf_device_map.values() if str(its) not in ("cpu", "disk")]
+    places = [place for place in model.hf_device_map.values() if str(place) not in ("cpu", "disk")]
     return torch.device(places[0] if places else "cpu")
 
 
 def offloaded(module: nn.Module) -> Any:
     """What accelerate reads the offloaded weights of a module from: a mapping with their names."""
     hook: Any = module._hf_hook
-    return next(its.weights_map for its in getattr(hook, "hooks", [hook]) if hasattr(its, "weights_map"))
+    return next(part.weights_map for part in getattr(hook, "hooks", [hook]) if hasattr(part, "weights_map"))
 
 
 def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
@@ -1087,209 +803,28 @@ def with_values(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[s
     """The tensors of a model, with the values of those that are offloaded."""
     places = {name: name.rpartition(".") for name in tensors}
     return {
-        name: offloaded(model.get_submodule(places[name][0]))[places[name][2]] if its.is_meta else its
-        for name, its in tensors.items()
+        name: offloaded(model.get_submodule(places[name][0]))[places[name][2]] if tensor.is_meta else tensor
+        for name, tensor in tensors.items()
     }
 
 
-def trained_size(adapter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The size that an adapter was trained at, as its config has it; empty if it does not say."""
-    file = find_adapter_config_file(adapter, **options)
-    values = {} if file is None else json.loads(Path(file).read_text("utf-8"))
-    return (values.get("auto_mapping") or {}).get("elastic", {})
+# Classes. The native class keeps its name and module, because the library treats classes of other modules as custom
+# code: it then renames no stored tensors, finds no attention kernels and writes other `architectures`.
 
 
-def times_of(folder: Path) -> dict[str, int]:
-    """When each file of a folder was written, in nanoseconds."""
-    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
-
-
-def upload(
-    folder: Path,
-    names: list[str],
-    repo_id: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    token: Any = None,
-    **commit: Any,
-) -> None:
-    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
-    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
-    if revision is not None:
-        create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)
-
-
-def _for_new_weights(config: Any) -> Any:
-    """The config of a model with new weights: a copy with the layers of its `output_layer`, and without exits."""
-    depth, _ = resolve_size(config)
-    if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
-        return config
-    if depth == 0:
-        raise ValueError("Layer 0 is a static table, which is loaded (from_pretrained) or fitted, not new.")
-    config = copy.deepcopy(config)
-    Elasticity().declare(config)
-    config.elastic = None
-    cut_config(config, depth)
-    return config
-
-
-def dtype_of(config: Any) -> torch.dtype:
-    """Type of the weights that a config names, else float32."""
-    found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
-    return getattr(torch, found.removeprefix("torch.")) if isinstance(found, str) else found
-
-
-def of_variant(file: str, variant: str | None) -> str:
-    """The name of a file of weights in a variant, such as `model.fp16.safetensors`, as the library has it."""
-    start, _, end = file.rpartition(".")
-    return file if variant is None else f"{start}.{variant}.{end}"
-
-
-def weight_files(source: Source, variant: str | None = None) -> list[str | Path]:
-    """The files that the library reads the weights of a folder or repository from: one, or those that its index
-    names. Those of other variants are none of them."""
-    whole = source.file(of_variant("model.safetensors", variant))
-    if whole is not None:
-        return [whole]
-    index = source.file(of_variant("model.safetensors.index.json", variant))
-    shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
-    files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in sorted(shards))
-    return [file for file in files if file is not None]
-
-
-def fingerprint_of(files: Iterable[str | Path]) -> str:
-    """Digest of the names, types and shapes of all tensors in files, and of the first 64 values of each."""
-    digest = sha256()
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            for name in sorted(tensors.keys()):
-                its = tensors.get_slice(name)
-                shape = its.get_shape()
-                row = its[:1] if shape else tensors.get_tensor(name)[None]
-                digest.update(f"{name} {its.get_dtype()} {shape}".encode())
-                digest.update(row.flatten()[:64].float().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def check_source(metadata: Mapping[str, str], source: Source, variant: str | None = None) -> None:
-    """Raise a ValueError if exits and table were made for other weights than those beside them."""
-    made_for = metadata.get("weights")
-    if made_for is not None and made_for != fingerprint_of(weight_files(source, variant)):
-        raise ValueError(
-            f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
-            "(m3bert fit)."
-        )
-
-
-def plain_if_lost(config: Any, source: Source, variant: str | None) -> Any:
-    """The config of the plain encoder, with a warning, if the file of the exits and paths that a config names is not
-    there: so the source's class saves it. A size has no such source."""
-    elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
-    file = f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
-    has_parts = spec.exits or any(map(spec.is_path, spec.depths))
-    if not has_parts or "source_layers" in elastic or source.file(file):
-        return config
-    warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
-    config = copy.deepcopy(config)
-    config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
-    for option in SIZE:
-        config.__dict__.pop(option, None)
-    return config
-
-
-def require_one_size(config: Any, source: Source, asked: Mapping[str, Any]) -> None:
-    """Raise a ValueError if `output_layer` or `output_dim` name less than all of a plain encoder."""
-    size, full = resolve_size(config, *map(asked.get, SIZE)), (config.num_hidden_layers, config.hidden_size)
-    if size != full:
-        raise ValueError(f"{source.name} has one size, {full[0]} layers and {full[1]} dims, not {size}.")
-
-
-def write_parts(
-    folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False, variant: str | None = None
-) -> None:
-    """Write the file of the tensors of [`ElasticParts`] (the table is `table`) beside the weights that they were made
-    for, which are in the folder. Unless `exact`, the table becomes float16. Each variant has a file of its own."""
-    file = folder / EXTRAS_FOLDER / of_variant(EXTRAS_FILE, variant)
-    if not tensors:
-        file.unlink(missing_ok=True)
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    ready = {
-        name: (its.half() if name == "table" and not exact else its).detach().cpu().contiguous()
-        for name, its in tensors.items()
-    }
-    save_file(
-        ready, file, metadata={"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))}
-    )
-
-
-def describe(folder: Path, *, native: bool) -> None:
-    """Put this code beside the config of an elastic model that is no m3BERT, and name it there. Unless the folder
-    loads without this code, as the `native` model, its model type is one that needs the code, so that a size never
-    loads without its exit."""
-    file = folder / "config.json"
-    values = json.loads(file.read_text("utf-8"))
-    elastic = values["elastic"]
-    source = elastic.get("source_auto_map") or {}
-    values["auto_map"] = {**source, **{name: f"modeling_elastic.{its}" for name, its in AUTO_CLASSES.items()}}
-    elastic["model_type"] = elastic.get("model_type") or values["model_type"]
-    values["model_type"] = elastic["model_type"] if native else SIZE_TYPE
-    if not native and "source" in elastic:
-        depth = len(elastic["source_layers"])
-        elastic["depths"] = {str(depth): elastic["source_layers"]}
-        values |= {**elastic.pop("source"), "output_layer": depth}
-    file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    shutil.copyfile(__file__, folder / "modeling_elastic.py")
-
-
-def _renumbered(key: str, name: str, numbers: Sequence[int]) -> str:
-    """The name of a tensor of a model with some layers of its source in the source, whose numbers are counted from 1;
-    empty if its layer is none of them."""
-    found = re.fullmatch(rf"((?:.*\.)?{re.escape(name)}\.)(\d+)(\..*)", key)
-    if found is None or int(found[2]) >= len(numbers):
-        return "" if found else key
-    return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}"
-
-
-def write_settings(encoder: Any, folder: Path) -> None:
-    """Write the settings of sentence-transformers (pooling, prompts, ...) that an encoder was loaded with, unless the
-    folder has its own: the library writes its config before the encoder, and `modules.json` in the end."""
-    if any((folder / name).exists() for name in SETTINGS_FILES[:2]):
-        return
-    dim, width = resolve_size(encoder.config)[1], encoder.config.hidden_size
-    source = encoder.__dict__.get("loaded_from", Source(""))  # new or converted weights have none
-    for name, content in source.settings.items():
-        if dim < width and name.endswith("/config.json"):
-            values = json.loads(content)
-            sizes = {key: dim for key in ("word_embedding_dimension", "embedding_dimension") if key in values}
-            content = json.dumps({**values, **sizes}, indent=2).encode() if sizes else content
-        if not (folder / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-
-
-# The native class keeps its name and module, because the library treats classes of other modules as custom code: it
-# then renames no stored tensors, finds no attention kernels and writes other `architectures`.
-_CLASSES: dict[tuple[type, bool], type] = {}
-_NATIVE: dict[type, tuple[type, bool]] = {}
-
-
-def elastic_class(native: Any, head: bool = False) -> Any:
-    """The elastic class of a class of transformers, with its name and module. If that is an encoder with a `head`, its
-    own `forward` calls that of the encoder."""
+@functools.cache
+def elastic_class(native: Any, head: bool) -> Any:
+    """The elastic class of a class of transformers, with its name and module. If that is an encoder with a `head`, the
+    native `forward` stays, and calls the encoder's."""
     if issubclass(native, ElasticMixin):
         return native
-    key = native, head
-    if key not in _CLASSES:
-        names = {"__module__": native.__module__, "__qualname__": native.__qualname__, "__doc__": native.__doc__}
-        forward = native.forward if head else with_size(native.forward)
-        _CLASSES[key] = type(native.__name__, (ElasticMixin, native), {**names, "forward": forward})
-        _NATIVE[_CLASSES[key]] = key
-    return _CLASSES[key]
+    members = {name: getattr(native, name) for name in ("__module__", "__qualname__", "__doc__", "forward")}
+    if not head:
+        members["forward"] = with_size(native.forward)
+    return type(native.__name__, (ElasticMixin, native), {**members, "made_of": (native, head)})
 
 
-def with_size(native: Any) -> Any:
+def with_size(native: Callable[..., Any]) -> Callable[..., Any]:
     """The `forward` of an elastic class, with the signature of the native one and the two arguments of a size."""
 
     @functools.wraps(native)
@@ -1299,17 +834,14 @@ def with_size(native: Any) -> Any:
     signature = inspect.signature(native)
     given = list(signature.parameters.values())
     end = len(given) - (given[-1].kind is inspect.Parameter.VAR_KEYWORD)
-    sizes = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-        for name in ("output_layer", "output_dim")
-    ]
-    forward.__signature__ = signature.replace(parameters=[*given[:end], *sizes, *given[end:]])  # type: ignore[attr-defined]
+    sizes = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in SIZE]
+    vars(forward)["__signature__"] = signature.replace(parameters=[*given[:end], *sizes, *given[end:]])
     return forward
 
 
-def _empty(native: Any, head: bool) -> Any:
-    found = elastic_class(native, head)
-    return found.__new__(found)
+def _empty(native: type, head: bool) -> Any:
+    kind = elastic_class(native, head)
+    return kind.__new__(kind)
 
 
 def make_elastic(model: Any) -> Any:
@@ -1318,10 +850,10 @@ def make_elastic(model: Any) -> Any:
     if not isinstance(encoder, ElasticMixin):
         layer_list(encoder, encoder.config.num_hidden_layers)
         encoder.loaded_from = source_of(encoder)
-        encoder.__class__ = elastic_class(type(encoder))
+        encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
     if model is not encoder and not isinstance(model, ElasticMixin):
-        model.__class__ = elastic_class(type(model), head=True)
+        model.__class__ = elastic_class(model.__class__, True)
     return model
 
 
@@ -1338,14 +870,14 @@ class ElasticConfig:
     ) -> Any:
         """As [`~transformers.AutoConfig.from_pretrained`]."""
         name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
-        kwargs = {key: its for key, its in kwargs.items() if key not in ("name_or_path", *source.options)}
+        kwargs = {key: value for key, value in kwargs.items() if key not in ("name_or_path", *source.options)}
         variant = kwargs.get("variant")
         values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs, **source.hub)
         elastic = values.get("elastic") or {}
-        native = elastic.get("model_type", values.get("model_type"))
-        own = elastic.get("source_auto_map", {}).get("AutoConfig")
-        kind = source.dynamic_class(own) if own else CONFIG_MAPPING[native]
-        config, unused = kind.from_dict({**values, "model_type": native}, return_unused_kwargs=True, **kwargs)
+        model_type = elastic.get("model_type", values.get("model_type"))
+        code = elastic.get("source_auto_map", {}).get("AutoConfig")
+        kind = source.dynamic_class(code) if code else CONFIG_MAPPING[model_type]
+        config, unused = kind.from_dict({**values, "model_type": model_type}, return_unused_kwargs=True, **kwargs)
         config.name_or_path = str(name)
         asked = {option: value for option in SIZE if (value := unused.pop(option, None)) is not None}
         config = plain_if_lost(config, source, variant)
@@ -1361,26 +893,26 @@ class ElasticModel:
     auto_class = "AutoModel"
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+    def register_for_auto_class(cls, auto_class: object = "AutoModel") -> None:
         """The files name the classes themselves."""
 
     @classmethod
-    def native_class(cls, config: Any, source: Source | None = None) -> Any:
+    def native_class(cls, config: PretrainedConfig, source: Source | None = None) -> Any:
         """
         The native class of a config, which may be code of the source.
 
         Raises:
             ValueError: if this kind of model has no such head.
         """
-        own = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
-        if own is not None:
-            return (source or Source.at(config.name_or_path, {})).dynamic_class(own)
+        code = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
+        if code is not None:
+            return (source or Source.at(config.name_or_path, {})).dynamic_class(code)
         mapping = getattr(transformers, cls.auto_class)._model_mapping
         mapping._extra_content.pop(type(config), None)  # some versions register this class for all such configs
         if type(config) not in mapping:
             raise ValueError(f"{type(config).__name__} has no class for {cls.auto_class}.")
-        found = mapping[type(config)]
-        return found[0] if isinstance(found, tuple | list) else found
+        native = mapping[type(config)]
+        return native[0] if isinstance(native, tuple | list) else native
 
     @classmethod
     def from_pretrained(cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -1393,7 +925,7 @@ class ElasticModel:
         native, head = cls.native_class(config, source), cls.auto_class != "AutoModel"
         if getattr(config, "elastic", None) is None:
             require_one_size(config, source, kwargs)
-            kwargs = {key: its for key, its in kwargs.items() if key not in (*SIZE, "code_revision")}
+            kwargs = {key: value for key, value in kwargs.items() if key not in (*SIZE, "code_revision")}
             return native.from_pretrained(name_or_path, *args, config=config, **{**kwargs, **source.hub})
         depth, dim = resolve_size(config, kwargs.get("output_layer"), kwargs.get("output_dim"))
         if head and dim < config.hidden_size:
@@ -1401,15 +933,15 @@ class ElasticModel:
         if head and depth == 0:
             raise ValueError("output_layer=0 is a static table, which no head reads: use one above 0.")
         kwargs |= source.options
-        found = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
-        model = found[0] if isinstance(found, tuple) else found
+        loaded = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
         if head:  # it was trained on hidden states
             model.base_model.drop_depths([model.config.num_hidden_layers])
-        return found
+        return loaded
 
     @classmethod
-    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
-        return cls.native_class(config)._from_config(_for_new_weights(config), **kwargs)
+    def _from_config(cls, config: PretrainedConfig, **kwargs: Any) -> Any:
+        return cls.native_class(config)._from_config(for_new_weights(config), **kwargs)
 
 
 for _head in HEADS:
@@ -1419,8 +951,5 @@ for _head in HEADS:
         {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
     )
 
-# Remote code is loaded without its package, in which dill looks for it by name, else it would pickle all of it.
-if __package__:
-    _package = sys.modules.setdefault(__package__, ModuleType(__package__))
-    _package.__dict__.setdefault("__path__", [os.path.dirname(__file__)])
-    setattr(_package, __name__.rpartition(".")[2], sys.modules[__name__])
+# Remote code is loaded by its path. dill looks for it by name, in its package, else it would pickle all of it.
+setattr(sys.modules[__package__], __name__.rpartition(".")[2], sys.modules[__name__])

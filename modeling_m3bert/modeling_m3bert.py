@@ -22,6 +22,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_m3bert import M3BertConfig
+from .files_elastic import Source
 from .modeling_elastic import ElasticMixin, texts_of_tokens, with_size
 
 
@@ -207,6 +208,7 @@ class M3BertPreTrainedModel(PreTrainedModel):
     """Base class of the encoder and all heads: capabilities, and the settings of embedding models."""
 
     config: M3BertConfig
+    loaded_from: Source
     config_class = M3BertConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -347,9 +349,9 @@ class M3BertModel(ElasticMixin, M3BertEncoder):
 class M3BertHead(ElasticMixin, M3BertPreTrainedModel):
     """Base class of the heads, which read the encoder's hidden state of the requested size."""
 
-    def __init__(self, config: M3BertConfig):
+    def __init__(self, config: M3BertConfig, **loading: Any):
         super(ElasticMixin, self).__init__(config)  # the encoder is what is elastic
-        self.model = M3BertModel(config)
+        self.model = M3BertModel(config, **loading)
         self.config = self.model.config  # with the layers of `output_layer`
 
 
@@ -362,8 +364,8 @@ class M3BertForMaskedLM(M3BertHead):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config)
+    def __init__(self, config: M3BertConfig, **loading: Any):
+        super().__init__(config, **loading)
         self.lm_head = NestedLinear(self.config.hidden_size, self.config.vocab_size)
         self.refuse_table()
         self.post_init()
@@ -395,7 +397,7 @@ class M3BertForMaskedLM(M3BertHead):
         attention_mask: torch.Tensor | None = None,
         *,
         output_layer: int | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         r"""
@@ -414,7 +416,7 @@ class M3BertForMaskedLM(M3BertHead):
         states = outputs.last_hidden_state
         if self.config.sparse_prediction and labels is not None:
             labelled = labels != -100
-            states, labels = states[labelled], labels[labelled]  # type: ignore[assignment]  # still integers
+            states, labels = states[labelled], labels[labelled]
         logits = self.lm_head(states)
         loss = None
         if labels is not None:
@@ -427,8 +429,8 @@ class M3BertForMaskedLM(M3BertHead):
 class M3BertClassifier(M3BertHead):
     """Base class of the classification heads: encoder, dropout and a [`NestedLinear`] classifier."""
 
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config)
+    def __init__(self, config: M3BertConfig, **loading: Any):
+        super().__init__(config, **loading)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = NestedLinear(config.hidden_size, config.num_labels)

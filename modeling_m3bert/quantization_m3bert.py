@@ -38,6 +38,7 @@ DIMS_PER_UNIT = {"2": 1, "1.5": 1, "1": 1, "0.5": 2}
 HYBRID = "qama-hybrid"  # a quarter of the dims at each number of bits, most bits first
 CODES = ("qama-2", HYBRID, "qama-1.5", "qama-1", "qama-0.5")
 SKIPS = ("none", "identity", "principal")
+UNSET: Any = None  # default of a field that `__post_init__` replaces
 LARGEST_SAMPLE = 65_536  # vectors that thresholds and principal components are computed from
 
 
@@ -176,10 +177,10 @@ class M3BertQuantizerConfig(PreTrainedConfig):
     model_type = "m3bert_quantizer"
 
     hidden_size: int = 384
-    intermediate_size: int = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    intermediate_size: int = UNSET
     skip: str = "identity"
-    dims: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
-    layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    dims: list[int] = UNSET
+    layers: list[int] = UNSET
     momentum: float = 0.995
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -419,8 +420,8 @@ class M3BertQuantizer(PreTrainedModel):
         """Identifies the weights and thresholds: equal quantizers give equal codes."""
         tensors = sorted(self.state_dict().items())
         # Hashing takes as long as coding a few vectors: done again only if a tensor was changed or replaced.
-        versions = (0 if its.is_inference() else its._version for _, its in tensors)
-        state = (self.config.skip, *self.config.layers, *(its.data_ptr() for _, its in tensors), *versions)
+        versions = (0 if tensor.is_inference() else tensor._version for _, tensor in tensors)
+        state = (self.config.skip, *self.config.layers, *(tensor.data_ptr() for _, tensor in tensors), *versions)
         if self._hashed is None or self._hashed[0] != state:
             digest = blake2b(json.dumps([self.config.skip, self.config.layers]).encode(), digest_size=8)
             for name, tensor in tensors:

@@ -8,7 +8,8 @@ from typing import Any
 from transformers import AutoConfig, AutoModel
 
 from ..encode.granularity import is_elastic
-from ..modeling.modeling_elastic import Elasticity, Source, legal_layers
+from ..modeling.configuration_elastic import Elasticity, legal_layers
+from ..modeling.files_elastic import Source
 from ..models.auto import load_config, load_model
 from ..models.conversion import convert_to_m3bert, take_layers
 from ..models.settings import load_tokenizer, safetensors_only

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Files of a model. A model that replaces another one removes all of them.
 MODEL_FILES = (
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "modeling_elastic.py",
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "*_elastic.py",
     "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
     "config_sentence_transformers.json", "1_Pooling", "[2-9]_Dense", "[2-9]_Normalize", "quantizer",
     "training.json",

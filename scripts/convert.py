@@ -45,7 +45,7 @@ def convert(
     """Convert an encoder and save it with its code and tokenizer. Unless `encoder_only`, an embedding model stays one,
     with its pooling, projection, normalisation, prompts and quantizer."""
     from ..encode.quantizer import find_quantizer, write_quantizer
-    from ..modeling.modeling_elastic import Source
+    from ..modeling.files_elastic import Source
 
     check_overwriting(output_dir, MODEL_FILES, overwrite, source)
     with naming(source):
@@ -66,7 +66,7 @@ def converted(
 ) -> tuple[M3BertModel, Any]:
     """The m3BERT of an encoder, and its tokenizer."""
     from ..encode.states import longest_text
-    from ..modeling.modeling_elastic import source_of
+    from ..modeling.files_elastic import source_of
     from ..models.auto import load_model
     from ..models.conversion import convert_to_m3bert
     from ..models.settings import load_tokenizer, safetensors_only

@@ -36,7 +36,7 @@ from ..encode.granularity import is_elastic
 from ..encode.states import unwrap_encoder
 from ..evaluation import GridEmbeddings, GridEncoder
 from ..evaluation.latency import milliseconds_in_turn
-from ..modeling.modeling_elastic import Elasticity
+from ..modeling.configuration_elastic import Elasticity
 from ..trainers import Granularity, Grid
 from ..utils.extras import require_extra, require_sentence_transformers
 from .command import option, parse_options

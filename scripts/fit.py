@@ -216,7 +216,7 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
     sentence-transformers, its code and its licence; and `others` of its folders, where it has them."""
     from huggingface_hub import snapshot_download
 
-    from ..modeling.modeling_elastic import FOLDER, Source, weight_files
+    from ..modeling.files_elastic import FOLDER, Source, weight_files
 
     found = Path(source)
     if not found.is_dir():
@@ -240,7 +240,7 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     """Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs
     them."""
     from ..hub_cards.checkpoint import sha256_of
-    from ..modeling.modeling_elastic import describe, write_parts
+    from ..modeling.files_elastic import describe, write_parts
     from ..models.settings import hub_id
 
     encoder = model.base_model
@@ -248,9 +248,7 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     digests = {file.name: sha256_of(file) for file in sorted(folder.glob("model*.safetensors"))}
     fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
-    write_parts(
-        folder, {name.replace("table.weight", "table"): its for name, its in encoder.elastic.state_dict().items()}
-    )
+    write_parts(folder, encoder.elastic.state_dict())
     file = folder / "config.json"
     values = json.loads(file.read_text("utf-8"))
     own_code = {name: its for name, its in values.get("auto_map", {}).items() if "modeling_elastic" not in its}
@@ -326,7 +324,7 @@ def main(arguments: list[str]) -> None:
         from transformers import AutoModel
 
         from ..data.target_vectors import read_target_vectors
-        from ..modeling.modeling_elastic import Source
+        from ..modeling.files_elastic import Source
         from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
 
         targets = None

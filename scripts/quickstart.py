@@ -39,7 +39,8 @@ from ..encode.device import ComputeArguments
 from ..evaluation import TASKS, GridEncoder, exact_search, load_task, measure_latency, run_facts, score_vectors
 from ..hub_cards.figures import draw_curves
 from ..hub_cards.tables import latency_report, markdown, percent
-from ..modeling.modeling_elastic import Elasticity, make_elastic
+from ..modeling.configuration_elastic import Elasticity
+from ..modeling.modeling_elastic import make_elastic
 from ..trainers import (
     Composition,
     Contrastive,

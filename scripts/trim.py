@@ -181,7 +181,7 @@ def trim_weights(folder: Path, kept: Sequence[int], rows: int) -> tuple[Counter[
     Other tensors stay as they are. Returns the [`size_of`] the weights before and after, without what a fit added."""
     from safetensors.torch import load_file, save_file
 
-    from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
+    from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
 
     def trimmed(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         found = load_file(file)

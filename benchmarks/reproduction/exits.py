@@ -49,7 +49,7 @@ from m3bert.evaluation import GridEncoder, Retrieval
 from m3bert.evaluation.evaluators import Evaluator
 from m3bert.exits.passes import RawStates
 from m3bert.modeling import M3BertModel
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.trainers import (
     ExitDistillationConfig,
     ExitDistillationTrainer,

@@ -48,7 +48,8 @@ from m3bert.exits.passes import RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
-from m3bert.modeling.modeling_elastic import Elasticity, make_elastic
+from m3bert.modeling.configuration_elastic import Elasticity
+from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, nested_states, truncate
 

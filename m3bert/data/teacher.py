@@ -25,7 +25,7 @@ from ..encode.device import ComputeArguments, autocast, place
 from ..encode.embedding_store import EmbeddingStore
 from ..encode.identity import config_values, tokenizer_values
 from ..encode.ranks import rank
-from ..modeling.modeling_elastic import Source
+from ..modeling.files_elastic import Source
 from ..models.settings import read_json, safetensors_only
 from ..utils.extras import require_sentence_transformers
 from ..utils.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint

@@ -14,7 +14,8 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..modeling.modeling_elastic import Elasticity, Source
+from ..modeling.configuration_elastic import Elasticity
+from ..modeling.files_elastic import Source
 from ..models.auto import load_model
 from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
 from ..utils.columns import Role

@@ -155,7 +155,7 @@ class Grid:
     def of(cls, config: EncoderConfig) -> Grid:
         """The default grid of a model: the granularities it was trained at. If its config does not name them, every
         layer, or every depth of an elastic model, with 16, 32, 64, ... dims and the hidden size."""
-        from ..modeling.modeling_elastic import legal_layers  # not loaded to parse a grid
+        from ..modeling.configuration_elastic import legal_layers  # not loaded to parse a grid
 
         layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
         layers = legal_layers(config) if is_elastic(config) else layers
@@ -212,7 +212,7 @@ class Grid:
         To check a grid with codes, check its [`~Grid.sizes`]."""
         self.require_float32()
         depth, width = config.num_hidden_layers, config.hidden_size
-        from ..modeling.modeling_elastic import Elasticity  # not loaded to parse a grid
+        from ..modeling.configuration_elastic import Elasticity  # not loaded to parse a grid
 
         first = 0 if 0 in Elasticity.of(config).exits else 1
         outside = [str(member) for member in self if not first <= member.layer <= depth or member.dim > width]

@@ -137,15 +137,16 @@ def token_tensors(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class OwnRows:
     """
-    The documents of packed rows in rows of their own, padded to the longest, and the way back.
+    The documents of packed rows, one per row and padded to the longest; [`~OwnRows.pack`] reverses it.
 
     Args:
         packed (`torch.BoolTensor` of shape `(rows, tokens)`): The real tokens in packed rows.
-        own (`torch.BoolTensor` of shape `(documents, longest)`): The same tokens, in the same order, in own rows.
+        single (`torch.BoolTensor` of shape `(documents, longest)`): The same tokens, in the same order, one document
+            per row.
     """
 
     packed: torch.Tensor
-    own: torch.Tensor
+    single: torch.Tensor
 
     @classmethod
     def of(cls, document_ids: torch.Tensor) -> Self:
@@ -159,16 +160,16 @@ class OwnRows:
 
     def unpack(self, values: torch.Tensor, padding: int) -> torch.Tensor:
         """Values of tokens, `(rows, tokens)`, as `(documents, longest)`."""
-        rows = values.new_full(self.own.shape, padding)
-        rows[self.own] = values[self.packed]
+        rows = values.new_full(self.single.shape, padding)
+        rows[self.single] = values[self.packed]
         return rows
 
     def inputs(self, inputs: Mapping[str, torch.Tensor], padding: int) -> dict[str, torch.Tensor]:
         """Inputs of packed rows as those of one document per row, with an `attention_mask`."""
         rows = {name: self.unpack(value, padding) for name, value in token_tensors(inputs).items()}
-        return {**rows, "attention_mask": self.own.long()}
+        return {**rows, "attention_mask": self.single.long()}
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
         """Hidden states of tokens, `(documents, longest, hidden_size)`, as `(rows, tokens, hidden_size)`."""
         rows = states.new_zeros(*self.packed.shape, states.shape[2])
-        return rows.masked_scatter(self.packed.unsqueeze(2), states[self.own])
+        return rows.masked_scatter(self.packed.unsqueeze(2), states[self.single])

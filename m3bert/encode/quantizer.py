@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..modeling import M3BertQuantizer, quantization_m3bert
-from ..modeling.modeling_elastic import Source
+from ..modeling.files_elastic import Source
 from ..models.settings import hub_id, safetensors_only
 
 

@@ -5,8 +5,8 @@ The *hidden state* of a depth is the output of its last layer; in a pre-norm bac
 model's final norm, with all dims, and in an elastic one through the exit of the depth, if it has one. Hidden states
 are truncated afterwards, so every granularity is a prefix of one tensor.
 
-Layers are numbers. Where a depth l reads the static table, `-l` is its hidden state without the table: the
-*state-only* map, which native exports have in place of the exit.
+A depth that reads the static table also has a *state-only* map, which does not, and which native exports have in place
+of the exit. [`state_only`] is the key of its hidden state, where others have their depth.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..modeling.modeling_elastic import Elasticity, layer_list, resolve_size, view
+from ..modeling.configuration_elastic import Elasticity, resolve_size
+from ..modeling.modeling_elastic import layer_list, view
 from ..models.anatomy import Resumed, Tapped, anatomy_of, run_native
 from ..models.conversion import OFFSET_POSITIONS
 from ..models.settings import POOLINGS, Pooling
 from .granularity import EncoderConfig
 from .packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
+
+
+def state_only(depth: int) -> int:
+    """The key of the hidden state of a depth that its state-only map gives. Keys are numbers, so that they sort."""
+    return -depth
 
 
 def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
@@ -61,7 +67,7 @@ class NestedStates:
     def projected(self, layer: int, projection: nn.Module) -> NestedStates:
         """The hidden states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled
         embedding, with and without the static table."""
-        return replace(self, projections={layer: projection, -layer: projection})
+        return replace(self, projections={layer: projection, state_only(layer): projection})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
@@ -132,8 +138,8 @@ class PooledStates:
 
     def projected(self, layer: int, projection: nn.Module) -> PooledStates:
         """As [`NestedStates.projected`]."""
-        mapped = {its: projection(vectors) for its, vectors in self.layers.items() if abs(its) == layer}
-        return replace(self, layers={**self.layers, **mapped})
+        both = {key: self.layers[key] for key in (layer, state_only(layer)) if key in self.layers}
+        return replace(self, layers={**self.layers, **{key: projection(vectors) for key, vectors in both.items()}})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
@@ -161,21 +167,21 @@ def truncate(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.
     return nn.functional.normalize(sliced, dim=-1) if normalize else sliced
 
 
-def unwrap_encoder(model: Any) -> PreTrainedModel:
+def unwrap_encoder(model: PreTrainedModel) -> PreTrainedModel:
     """The encoder of a model, without its head and without the peft wrapper. Adapters inside it stay active."""
     if not isinstance(model, PreTrainedModel):
         model = model.get_base_model()
     return model.base_model
 
 
-def transformer_layers(model: Any) -> list[nn.Module]:
+def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The transformer layers of a model's encoder."""
     encoder = unwrap_encoder(model)
     depth = encoder.config.num_hidden_layers
     return list(layer_list(encoder, depth)[1]) if depth else []
 
 
-def width_of(config: Any) -> int:
+def width_of(config: EncoderConfig) -> int:
     """Dims of the hidden states that a model of this config returns by default."""
     return resolve_size(config)[1]
 
@@ -195,10 +201,10 @@ def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> b
 
 
 def readable(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
-    """Those of these layers that a model of this config has, ascending: all but the state-only maps of depths that do
+    """The keys among these that a model of this config has, ascending: all but the state-only maps of depths that do
     not read the static table."""
-    table = Elasticity.of(config).table
-    return sorted({layer for layer in layers if layer >= 0 or -layer in table})
+    with_table = {*map(state_only, Elasticity.of(config).table)}
+    return sorted({key for key in layers if key >= 0 or key in with_table})
 
 
 def max_positions(config: EncoderConfig) -> int:
@@ -239,7 +245,7 @@ def nested_states(
             have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding. If it has
             `static_states` of shape `(batch, 1, hidden_size)`, depths that read the static table read these.
         layers (`Iterable[int]`): Depths to read, in 0..N. 0 is the static table, or without one the input of the first
-            layer. `-l` is depth l by its state-only map, if it has one.
+            layer. [`state_only`] of a depth is its state-only map, and left out if there is none.
         exits (`bool`, *optional*, defaults to `True`): Apply the exits.
 
     Returns:
@@ -249,49 +255,55 @@ def nested_states(
         ValueError: if a depth is outside the model, or the model cannot be read, or not with packed rows.
     """
     encoder = unwrap_encoder(model)
-    config, layers = encoder.config, readable(encoder.config, layers)
-    depths, last = sorted({abs(layer) for layer in layers}), config.num_hidden_layers
+    spec, keys = Elasticity.of(encoder.config), readable(encoder.config, layers)
+    depths, last = sorted({*map(abs, keys)}), encoder.config.num_hidden_layers
     if not depths or depths[-1] > last:
-        raise ValueError(f"layers={layers} must be within 0..{last}; 0 is the embedding layer.")
-    spec = Elasticity.of(config) if exits else Elasticity(Elasticity.of(config).depths)
-    inputs, first, packed = dict(inputs), first_position(config), DOCUMENTS in inputs
-    static = inputs.pop("static_states", None)
-    arguments, mask, flattened = dict(inputs), inputs.get("attention_mask"), None
+        raise ValueError(f"layers={keys} must be within 0..{last}; 0 is the embedding layer.")
+    spec = spec if exits else Elasticity(spec.depths)
+    arguments, mask, flattened, static = _arguments_of(encoder, inputs)
+    if static is None and exits and reads_table(encoder.config, depths):
+        static = static_states(encoder, inputs, flattened)
+    raw = raw_states(encoder, arguments, [depth for depth in depths if depth > 0 or 0 not in spec.table], spec)
+    states = {key: raw[key] for key in keys if key in raw}
+    if spec.exits:
+        tokens = arguments.get("input_ids")
+        tokens = arguments["inputs_embeds"][..., 0] if tokens is None else tokens
+        for key in keys:
+            if key < 0:
+                states[key] = encoder.elastic.exit(-key)(raw[-key])
+            else:
+                states[key] = encoder.exit_state(key, raw.get(key, tokens[..., None]), static=static)
+    if flattened is not None:
+        states = {key: flattened.padded(state) for key, state in states.items()}
+    if mask is None:
+        first_state = next(iter(states.values()))
+        mask = torch.ones(first_state.shape[:2], dtype=torch.long, device=first_state.device)
+    return NestedStates(states, mask, anatomy_of(encoder).causal, packed=DOCUMENTS in inputs)
+
+
+def _arguments_of(
+    encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, Any], torch.Tensor | None, Flattened | None, torch.Tensor | None]:
+    """The inputs of [`nested_states`] as an encoder takes them: its arguments; the mask of real tokens; the texts in
+    one row, if it reads them so; the static vectors that were given."""
+    config, arguments, mask = encoder.config, dict(inputs), inputs.get("attention_mask")
+    static, first, packed = arguments.pop("static_states", None), first_position(config), DOCUMENTS in inputs
     if packed:
         check_packable(config)
         mask = (inputs[DOCUMENTS] > 0).long()
     if is_flash(config._attn_implementation) and mask is not None:
-        flattened = Flattened.of(inputs, first)
-        arguments = flattened.inputs
-    elif packed:
+        flattened = Flattened.of(arguments, first)
+        if static is not None:
+            static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
+        return flattened.inputs, mask, flattened, static
+    if packed:
         causal = anatomy_of(encoder).causal
-        arguments = packed_arguments(config, inputs, first_position=first, causal=causal, dtype=encoder.dtype)
-
-    if reads_table(config, depths) and exits and static is None:
-        static = static_states(encoder, inputs, flattened)
-    elif static is not None and flattened is not None:
-        static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
-    run = [depth for depth in depths if depth > 0 or 0 not in spec.table]
-    raw = raw_states(encoder, arguments, run, spec) if run else {}
-    states = {layer: raw[layer] for layer in layers if layer in raw}
-    if spec.exits:
-        tokens = arguments.get("input_ids")
-        tokens = arguments["inputs_embeds"][..., 0] if tokens is None else tokens
-        for layer in layers:
-            if layer < 0:
-                states[layer] = encoder.elastic.exits[str(-layer)](raw[-layer])
-            else:
-                states[layer] = encoder.exit_state(layer, raw.get(layer, tokens[..., None]), static=static)
-    if flattened is not None:
-        states = {layer: flattened.padded(state) for layer, state in states.items()}
-    if mask is None:
-        first_state = next(iter(states.values()))
-        mask = torch.ones(first_state.shape[:2], dtype=torch.long, device=first_state.device)
-    return NestedStates(states, mask, anatomy_of(encoder).causal, packed=packed)
+        arguments = packed_arguments(config, arguments, first_position=first, causal=causal, dtype=encoder.dtype)
+    return arguments, mask, None, static
 
 
 def raw_states(
-    encoder: Any, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
+    encoder: PreTrainedModel, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
 ) -> dict[int, torch.Tensor]:
     """The hidden states of several depths before any exit, after the final norm; depth 0 is the input of the first
     layer. `spec` says which layers they run."""
@@ -318,7 +330,7 @@ def raw_states(
 
 
 def _prefixes(
-    encoder: Any, arguments: Mapping[str, Any], deepest: int
+    encoder: PreTrainedModel, arguments: Mapping[str, Any], deepest: int
 ) -> tuple[int, Mapping[int, torch.Tensor], torch.Tensor]:
     """The number of layers that run, at least `deepest`; the output of each and, as 0, the input of the first; and the
     hidden state after all of them."""
@@ -327,13 +339,15 @@ def _prefixes(
         hidden = encoder(**arguments, output_hidden_states=True, return_dict=True).hidden_states
         return encoder.config.num_hidden_layers, dict(enumerate(hidden)), hidden[-1]
     outputs: dict[int, torch.Tensor] = {}
-    own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
-    tapped = [Tapped(own[number - 1], number, outputs) for number in range(1, deepest + 1)]
+    layers = layer_list(encoder, encoder.config.num_hidden_layers)[1]
+    tapped = [Tapped(layers[number - 1], number, outputs) for number in range(1, deepest + 1)]
     last = run_native(view(encoder, range(1, deepest + 1), tapped), **arguments).last_hidden_state
     return deepest, outputs, last
 
 
-def static_states(encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None) -> torch.Tensor:
+def static_states(
+    encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None
+) -> torch.Tensor:
     """The static hidden states of a batch, in a shape that broadcasts to its token hidden states. Arguments as in
     [`nested_states`]; `flattened` are the same texts in one row, if the encoder reads them so."""
     if "input_ids" not in inputs:

@@ -23,7 +23,7 @@ from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
 from ..encode.states import shared_layers, truncate, unwrap_encoder
-from ..modeling.modeling_elastic import source_of
+from ..modeling.files_elastic import source_of
 from ..utils.hashing import key_of
 from .evaluators import Evaluator, Geometry, Retrieval, Scores, Vectors
 from .readers import load_task

@@ -22,9 +22,11 @@ from ..data.teacher import TeacherEmbeddings
 from ..encode.identity import encoder_parts
 from ..encode.projection import Projection
 from ..encode.ranks import rank, world_size
-from ..encode.states import Pooling, check_pooling, longest_text
+from ..encode.states import Pooling, check_pooling, longest_text, state_only
 from ..encode.tokenized_texts import TokenizedTexts
-from ..modeling.modeling_elastic import Elasticity, make_elastic
+from ..modeling.configuration_elastic import Elasticity
+from ..modeling.modeling_elastic import make_elastic
+from ..models.anatomy import store_anatomy
 from ..models.settings import EmbeddingSettings
 from ..utils.hashing import weights_fingerprint
 from .choice import Queries, candidates_of, choose
@@ -302,7 +304,7 @@ def fit_exits(
             )
 
         put()
-        readable = [*([0] if static else []), *maps.state_only, *fitted, *(-layer for layer in joints)]
+        readable = [*([0] if static else []), *maps.state_only, *fitted, *map(state_only, joints)]
         measured = {}
         for length, vectors in sorted(raw.pooled(queries.ids, readable, exits=True).items()):
             if stays and projection is not None:
@@ -333,6 +335,7 @@ def fit_exits(
             else None,
         )
         put(fit.record())
+        store_anatomy(encoder)
     except BaseException:
         encoder.elastic, config.elastic = kept
         raise

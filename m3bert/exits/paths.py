@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from ..encode.device import autocast
 from ..encode.ranks import rank
 from ..encode.tokenized_texts import TokenizedText
-from ..modeling.modeling_elastic import layer_list, view, with_parameters
+from ..modeling.modeling_elastic import layer_list, replaced, view
 from ..models.anatomy import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from .passes import RawStates
 from .refit import Refit, Tensors
@@ -93,7 +93,7 @@ def fit_paths(
         for path in waiting:
             tensors, explained, borrowed = results[path.key]
             place = path.open.pop(0)
-            path.modules[place] = with_parameters(path.modules[place], tensors)
+            path.modules[place] = replaced(path.modules[place], tensors)
             path.tensors |= {f"{name}.{place}.{key}": tensor for key, tensor in tensors.items()}
             path.explained.append(explained)
             path.borrowed.append(borrowed)

@@ -8,18 +8,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import permutations, product
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..modeling.modeling_elastic import layer_list, view
 
 
+ANATOMY = "anatomy"  # its key in the config, under `elastic`
 TOKENS = 8  # of the text that is run
 _PROBED: WeakKeyDictionary[nn.Module, Anatomy] = WeakKeyDictionary()
 Calls = dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]]  # module -> arguments, keywords, output
@@ -95,15 +97,24 @@ class FeedForward:
     inner: Inner | None = None
 
 
-def anatomy_of(encoder: Any) -> Anatomy:
-    """The anatomy of an encoder without a head, probed once. Raises a ValueError if it has no list of layers, does not
-    run on token ids alone, or does more than one norm after the last layer."""
+def anatomy_of(encoder: PreTrainedModel) -> Anatomy:
+    """The anatomy of an encoder without a head: as its config has it since a fit, else probed once. Raises a
+    ValueError if it has no list of layers, does not run on token ids alone, or does more than one norm after the last
+    layer."""
+    stored = (getattr(encoder.config, "elastic", None) or {}).get(ANATOMY)
+    if stored is not None and encoder.config.num_hidden_layers > 0:
+        return Anatomy(**stored)
     if encoder not in _PROBED:
         _PROBED[encoder] = _probe(encoder)
     return _PROBED[encoder]
 
 
-def run_native(encoder: Any, *, hooks: bool = True, **arguments: Any) -> Any:
+def store_anatomy(encoder: PreTrainedModel) -> None:
+    """Write the anatomy of an elastic encoder into its config, so that it is not probed again."""
+    encoder.config.elastic[ANATOMY] = asdict(anatomy_of(encoder))
+
+
+def run_native(encoder: PreTrainedModel, *, hooks: bool = True, **arguments: Any) -> Any:
     """The native output of an encoder, or of a [`view`] of one, before any exit; on request without its own hooks."""
     if "use_cache" in inspect.signature(encoder.forward).parameters:
         arguments["use_cache"] = False
@@ -118,7 +129,7 @@ def hidden_of(output: Any) -> torch.Tensor:
 
 
 @torch.compiler.disable  # values are compared, once per encoder
-def _probe(encoder: Any) -> Anatomy:
+def _probe(encoder: PreTrainedModel) -> Anatomy:
     kind, depth = type(encoder).__name__, encoder.config.num_hidden_layers
     if depth == 0:
         return Anatomy(None, causal=False, resumes=True)
@@ -141,7 +152,7 @@ def _probe(encoder: Any) -> Anatomy:
     final_norm = None if _equal(raw, last) else _module_between(calls, raw, last)
     if final_norm is None and not _equal(raw, last):
         raise ValueError(f"{kind} does more than one norm after its last layer, {name}.{depth - 1}.")
-    causal = all(_equal(_before_last(its[2]), _before_last(others[key][2])) for key, its in calls.items())
+    causal = all(_equal(_before_last(output), _before_last(others[key][2])) for key, (_, _, output) in calls.items())
     return Anatomy(final_norm, causal, _equal(resumed, last))
 
 
@@ -153,7 +164,7 @@ def _equal(one: Any, other: Any) -> bool:
     return alike and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def probe_ids(encoder: Any) -> torch.Tensor:
+def probe_ids(encoder: PreTrainedModel) -> torch.Tensor:
     """Token ids that are spread over the vocabulary, without those of padding, `(1, tokens)`."""
     config = encoder.config
     positions = (getattr(config, "max_position_embeddings", None) or TOKENS + 4) - 2  # the first two may be reserved
@@ -162,7 +173,7 @@ def probe_ids(encoder: Any) -> torch.Tensor:
 
 
 @contextmanager
-def probing(encoder: Any) -> Iterator[None]:
+def probing(encoder: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode without gradients and autocast; the mode is restored."""
     training = encoder.training
     encoder.eval()
@@ -173,7 +184,7 @@ def probing(encoder: Any) -> Iterator[None]:
         encoder.train(training)
 
 
-def recorded(encoder: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, torch.Tensor]:
+def recorded(encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, torch.Tensor]:
     """The last call of every module of an encoder, and its last hidden state."""
     calls: Calls = {}
 
@@ -196,18 +207,18 @@ def recorded(encoder: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, t
 
 def _module_between(calls: Calls, before: torch.Tensor, after: torch.Tensor) -> str | None:
     """Name of the module that makes one tensor of another."""
-    found = (name for name, (args, _, output) in calls.items() if args and _equal(args[0], before))
-    return next((name for name in found if _equal(calls[name][2], after)), None)
+    readers = (name for name, (args, _, _) in calls.items() if args and _equal(args[0], before))
+    return next((name for name in readers if _equal(calls[name][2], after)), None)
 
 
 def _before_last(output: Any) -> torch.Tensor:
     """The part of a module's output that belongs to all tokens but the last."""
-    found = hidden_of(output)
-    per_token = isinstance(found, torch.Tensor) and found.dim() == 3 and len(found) == 1
-    return found[:, :-1] if per_token else torch.empty(0)
+    state = hidden_of(output)
+    per_token = isinstance(state, torch.Tensor) and state.dim() == 3 and len(state) == 1
+    return state[:, :-1] if per_token else torch.empty(0)
 
 
-def _resumed(encoder: Any, layers: nn.ModuleList, calls: Calls, name: str, inputs: Any) -> torch.Tensor:
+def _resumed(encoder: PreTrainedModel, layers: nn.ModuleList, calls: Calls, name: str, inputs: Any) -> torch.Tensor:
     """The last hidden state of a run of the layers after the first, which starts from the output of the first."""
     depth = len(layers)
     if depth == 1:
@@ -259,7 +270,7 @@ class Tapped(_Around):
         return output
 
 
-def feed_forward_of(encoder: Any) -> FeedForward:
+def feed_forward_of(encoder: PreTrainedModel) -> FeedForward:
     """The end of an encoder's layers, proved on each of them: a change of the output of W arrives unchanged in the
     layer's output, or in front of its closing norm. Raises a ValueError if there is no such matrix, or not the same in
     all layers."""
@@ -267,22 +278,23 @@ def feed_forward_of(encoder: Any) -> FeedForward:
     ids = probe_ids(encoder)
     with probing(encoder):
         calls, _ = recorded(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-        found = [_end_of(layer, f"{name}.{number}", calls, encoder.config) for number, layer in enumerate(layers)]
-    if None in found or len(set(found)) > 1:
+        ends = {_end_of(layer, f"{name}.{number}", calls, encoder.config) for number, layer in enumerate(layers)}
+    end = ends.pop()
+    if end is None or ends:
         raise ValueError(
             f"The layers of {type(encoder).__name__} do not end in a matrix that is added to a residual, so a path "
             "cannot be refitted there. Prefixes, and paths of layers as they are, work."
         )
-    return found[0]  # type: ignore[return-value]
+    return end
 
 
-def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForward | None:
+def _end_of(layer: nn.Module, path: str, calls: Calls, config: PretrainedConfig) -> FeedForward | None:
     args, kwargs, result = calls[path]
     result = hidden_of(result)
     called = [name for name in calls if name.startswith(f"{path}.")]  # in the order in which they returned
     inside = {name.removeprefix(f"{path}."): calls[name] for name in called}
     linear = [name for name in inside if isinstance(layer.get_submodule(name), nn.Linear)]
-    norms = [name for name, (_, _, its) in inside.items() if _equal(its, result)]
+    norms = [name for name, (_, _, output) in inside.items() if _equal(output, result)]
     norm = norms[0] if norms and isinstance(inside[norms[0]][0][0], torch.Tensor) else None
     before = inside[norm][0][0] if norm is not None else result
     shift = torch.randn_like(result) * result.std()
@@ -302,10 +314,10 @@ def _norms_of(layer: nn.Module, inside: Calls, state: torch.Tensor) -> list[str]
     modules = {name: layer.get_submodule(name) for name in readers}
     return [
         name
-        for name, its in modules.items()
-        if getattr(its, "weight", None) is not None
-        and its.weight.shape == state.shape[-1:]
-        and torch.allclose(its(100 * state), its(10 * state), rtol=1e-2)
+        for name, module in modules.items()
+        if getattr(module, "weight", None) is not None
+        and module.weight.shape == state.shape[-1:]
+        and torch.allclose(module(100 * state), module(10 * state), rtol=1e-2)
     ]
 
 
@@ -314,9 +326,11 @@ def _rerun(
 ) -> torch.Tensor:
     """The output of a layer, or the input of its closing norm, when something is added to the output of a matrix."""
     read: list[torch.Tensor] = []
-    handles = [layer.get_submodule(output).register_forward_hook(lambda module, inputs, its: its + shift)]
+    handles = [layer.get_submodule(output).register_forward_hook(lambda module, inputs, result: result + shift)]
     if norm is not None:
-        handles.append(layer.get_submodule(norm).register_forward_pre_hook(lambda module, its: read.append(its[0])))
+        handles.append(
+            layer.get_submodule(norm).register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+        )
     try:
         result = hidden_of(layer(*args, **kwargs))
     finally:
@@ -325,7 +339,7 @@ def _rerun(
     return read[-1] if norm is not None else result
 
 
-def _inner_of(inside: Calls, linear: Sequence[str], hidden: torch.Tensor, config: Any) -> Inner | None:
+def _inner_of(inside: Calls, linear: Sequence[str], hidden: torch.Tensor, config: PretrainedConfig) -> Inner | None:
     """How the hidden units are made, by the activations that the config names; `None` if in another way."""
     named = sorted({value for value in config.to_dict().values() if isinstance(value, str) and value in ACT2FN})
     count = hidden.shape[-1]

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.models.auto import auto_factory, configuration_auto
 
 from ..modeling import modeling_elastic
-from ..modeling.modeling_elastic import AUTO_CLASSES, ElasticConfig, Source
+from ..modeling.files_elastic import AUTO_CLASSES, Source
+from ..modeling.modeling_elastic import ElasticConfig
 
 
 def with_own_code(find: Any) -> Any:
@@ -19,14 +20,14 @@ def with_own_code(find: Any) -> Any:
     source's class saves so what was loaded without remote code."""
 
     @functools.wraps(find)
-    def found(reference: str, name: Any, /, *args: Any, **kwargs: Any) -> Any:
-        module, _, its = reference.partition(".")
+    def with_ours(reference: str, name: Any, /, *args: Any, **kwargs: Any) -> Any:
+        module, _, member = reference.partition(".")
         folder = Path(name, kwargs.get("subfolder") or "")
         if module == "modeling_elastic" and folder.is_dir() and not (folder / f"{module}.py").is_file():
-            return getattr(modeling_elastic, its)
+            return getattr(modeling_elastic, member)
         return find(reference, name, *args, **kwargs)
 
-    return found
+    return with_ours
 
 
 for _auto in (auto_factory, configuration_auto):
@@ -38,7 +39,7 @@ def base_of(source: Source) -> Source:
     adapter = source.file("adapter_config.json")
     if adapter is None or source.file("config.json"):
         return source
-    options = {name: its for name, its in source.options.items() if name not in ("revision", "subfolder")}
+    options = {name: value for name, value in source.options.items() if name not in ("revision", "subfolder")}
     return Source.at(json.loads(Path(adapter).read_text("utf-8"))["base_model_name_or_path"], options)
 
 
@@ -49,8 +50,8 @@ def is_elastic_native(source: Source) -> bool:
 
 
 def load_config(name_or_path: Any, **options: Any) -> Any:
-    """The config of a folder or Hub id, as [`~transformers.AutoConfig.from_pretrained`]; of an adapter, that of its
-    base model."""
+    """The config of a folder or Hub id, as [`~transformers.AutoConfig.from_pretrained`]; of an adapter, its base
+    model's."""
     source = base_of(Source.at(name_or_path, options))
     kind = ElasticConfig if is_elastic_native(source) else AutoConfig
     return kind.from_pretrained(source.name, **{**options, **source.hub})

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from ..modeling.configuration_m3bert import M3BertConfig
 from ..modeling.modeling_m3bert import M3BertModel, M3BertPreTrainedModel
@@ -134,7 +134,7 @@ def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
     config.num_hidden_layers, config.matryoshka_layers, config.output_layer = len(layers), [], None
 
 
-def refuse_unrepresentable(config: Any) -> None:
+def refuse_unrepresentable(config: PretrainedConfig) -> None:
     """Raise a ValueError with the reason if m3BERT cannot represent an encoder with this config exactly."""
     positions = getattr(config, "position_embedding_type", None) or "absolute"
     reasons = {
@@ -158,7 +158,7 @@ def refuse_unrepresentable(config: Any) -> None:
             )
 
 
-def m3bert_config(config: Any) -> M3BertConfig:
+def m3bert_config(config: PretrainedConfig) -> M3BertConfig:
     """Return the m3BERT config of an encoder that [`refuse_unrepresentable`] accepts."""
     distilbert = config.model_type == "distilbert"
     names = DISTILBERT_CONFIG if distilbert else BERT_CONFIG
@@ -183,7 +183,7 @@ def m3bert_config(config: Any) -> M3BertConfig:
     )
 
 
-def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+def m3bert_weights(source: dict[str, torch.Tensor], config: PretrainedConfig) -> dict[str, torch.Tensor]:
     """State dict of an [`M3BertModel`] from that of an encoder with this config."""
     tokens = source["embeddings.word_embeddings.weight"]
     if "embeddings.token_type_embeddings.weight" in source:
@@ -199,7 +199,7 @@ def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, to
     return weights | {ours: source[theirs] for ours, theirs in layer_tensors(config).items()}
 
 
-def layer_tensors(config: Any) -> dict[str, str]:
+def layer_tensors(config: PretrainedConfig) -> dict[str, str]:
     """Name of each tensor of the layers in m3BERT -> its name in a BERT-family encoder of this config."""
     distilbert = config.model_type == "distilbert"
     names, path = (DISTILBERT_LAYER, "transformer.layer") if distilbert else (BERT_LAYER, "encoder.layer")
@@ -211,6 +211,6 @@ def layer_tensors(config: Any) -> dict[str, str]:
     }
 
 
-def position_offset(config: Any) -> int:
+def position_offset(config: PretrainedConfig) -> int:
     """Return the number of unused rows at the start of the position embeddings."""
     return config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0

@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ..modeling.configuration_elastic import Elasticity
 from ..modeling.configuration_m3bert import M3BertConfig
-from ..modeling.modeling_elastic import Elasticity
 from ..modeling.modeling_m3bert import M3BertModel
 from .conversion import (
     BERT_CONFIG,
@@ -95,9 +95,9 @@ def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
         ),
         "its weights are quantised": getattr(config, "quantization_config", None) is not None,
     }
-    own = next((reason for reason, applies in reasons.items() if applies), None)
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
     other = without_native(config)
-    return own or (other and f"{other}. Export it to ONNX instead: `m3bert export`")
+    return reason or (other and f"{other}. Export it to ONNX instead: `m3bert export`")
 
 
 def without_native(config: M3BertConfig) -> str | None:
@@ -119,7 +119,7 @@ def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
     values |= {theirs: getattr(config, ours) for ours, theirs in names.items()}
     offset = 0
     if model_type in OFFSET_POSITIONS:
-        offset = config.pad_token_id + 1  # type: ignore[operator]  # an integer for these model types
+        offset = (config.pad_token_id or 0) + 1
     if model_type != "distilbert":
         values["type_vocab_size"] = 1 if offset else 2  # BERT's tokenizer gives the second text of a pair the type 1
     if model_type == "electra":
@@ -138,7 +138,7 @@ def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
     )
 
 
-def native_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+def native_weights(source: dict[str, torch.Tensor], config: PreTrainedConfig) -> dict[str, torch.Tensor]:
     """State dict of a native encoder with this config, without a pooler, from that of an [`M3BertModel`]. Biases that
     m3BERT lacks are 0."""
     tokens, positions = source["embed_tokens.weight"], source["pos_embeddings.weight"]
@@ -191,9 +191,9 @@ def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] |
 
 def native_head(head: nn.Linear, encoder: M3BertModel) -> dict[str, torch.Tensor]:
     """State dict of a native head, which reads the hidden state of all dims: m3BERT's head after [`output_map`]."""
-    found = output_map(encoder)
-    if found is None:
+    exit = output_map(encoder)
+    if exit is None:
         return {"weight": head.weight, "bias": head.bias}
-    weight, bias = found
+    weight, bias = exit
     kernel = head.weight[:, : len(weight)]
     return {"weight": kernel @ weight, "bias": head.bias if bias is None else head.bias + kernel @ bias}

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 from tokenizers.normalizers import Lowercase, Sequence
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
-from ..modeling.modeling_elastic import FOLDER, SETTINGS_FILES, Source, source_of
+from ..modeling.files_elastic import FOLDER, SETTINGS_FILES, Source, source_of
 
 
 Pooling = Literal["mean", "cls", "lasttoken"]
@@ -137,7 +137,7 @@ class EmbeddingSettings:
                 linear = _read_linear(files[f"{folder}/model.safetensors"], f"{name}/{folder}/model.safetensors")
             modules.append((kind, config, linear))
         # Files without one of these are older than it.
-        encoder: dict[str, Any] = next((its for file in ENCODER_FILES if (its := content(file)) is not None), {})
+        encoder: dict[str, Any] = next((values for file in ENCODER_FILES if (values := content(file)) is not None), {})
         if others := [key for key, value in encoder.items() if value and key not in HARMLESS]:
             raise ValueError(f"{name} has {others[0]}={encoder[others[0]]!r} for its encoder, which is not supported.")
         similarity = content(SIMILARITY_FILE) or {}
@@ -152,11 +152,11 @@ class EmbeddingSettings:
         )
 
     @classmethod
-    def of(cls, encoder: Any) -> EmbeddingSettings | None:
+    def of(cls, encoder: PreTrainedModel) -> EmbeddingSettings | None:
         """The settings of an encoder in memory, without a head: those that it was converted with, or else those that
         were beside it when it was loaded ([`source_of`]). `None` if there are none."""
-        if (own := getattr(encoder, "embedding_settings", None)) is not None:
-            return own
+        if (settings := getattr(encoder, "embedding_settings", None)) is not None:
+            return settings
         return cls.of_source(source_of(encoder))
 
     @classmethod
@@ -194,8 +194,8 @@ class EmbeddingSettings:
         modes = pooling.get("pooling_mode", [mode for mode, switch in SWITCHES.items() if pooling.get(switch)])
         modes = [modes] if isinstance(modes, str) else modes or ["mean"]
         if len(modes) != 1 or modes[0] not in POOLINGS:
-            found, legal = " + ".join(map(str, modes)), ", ".join(POOLINGS)
-            raise ValueError(f"{name} was published with the pooling {found!r}; legal values: {legal}.")
+            published, legal = " + ".join(map(str, modes)), ", ".join(POOLINGS)
+            raise ValueError(f"{name} was published with the pooling {published!r}; legal values: {legal}.")
         maps = [linear for _, _, linear in modules if linear is not None]
         plain = all(
             config.get("activation_function", IDENTITY) == IDENTITY and not config.get("use_residual")
@@ -284,9 +284,10 @@ def load_tokenizer(source: Source, settings: EmbeddingSettings | None, **options
         return tokenizer
     if not tokenizer.is_fast:
         raise ValueError(f"{source.name} lower-cases texts, which {type(tokenizer).__name__} cannot do by itself.")
-    own = tokenizer.backend_tokenizer.normalizer
-    if own is None or "A" in own.normalize_str("A"):
-        tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *([] if own is None else [own])])
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    if normalizer is None or "A" in normalizer.normalize_str("A"):
+        others = [] if normalizer is None else [normalizer]
+        tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *others])
     return tokenizer
 
 

@@ -11,7 +11,7 @@ import torch
 from m3bert.exits import choice
 from m3bert.exits.passes import RawStates
 from m3bert.exits.spans import span_of
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.trainers import TeacherEmbeddings, fit_exits
 from tests.exits.test_fit import random_texts
 from tests.exits.test_paths import tiny

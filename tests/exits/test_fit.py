@@ -13,7 +13,7 @@ from m3bert.encode.states import check_pooling
 from m3bert.evaluation import GridEncoder
 from m3bert.exits.passes import RawStates
 from m3bert.modeling import M3BertModel
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.trainers import (
     Contrastive,
     Grid,

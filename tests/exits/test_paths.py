@@ -13,7 +13,8 @@ from m3bert.encode.states import nested_states
 from m3bert.encode.tokenized_texts import TokenizedTexts
 from m3bert.exits import paths, refit
 from m3bert.exits.passes import RawStates
-from m3bert.modeling.modeling_elastic import Elasticity, layer_list, make_elastic, with_parameters
+from m3bert.modeling.configuration_elastic import Elasticity
+from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
 from m3bert.trainers import fit_exits
 from tests.exits.test_fit import random_texts
@@ -122,7 +123,7 @@ def test_a_refit_is_the_ridge_regression_over_tokens(encoder, tiny_tokenizer):
         rows, ends = rows_of(copy.deepcopy(encoder), tiny_tokenizer, layers), feed_forward_of(encoder)
         before = own[layers[place + 1] - 2]
         deviation = rows["z"].std(dim=1, keepdim=True)
-        changed = with_parameters(own[layers[place] - 1], layer_tensors(tensors, name, place))
+        changed = replaced(own[layers[place] - 1], layer_tensors(tensors, name, place))
         inner = [changed.get_submodule(its)(rows["x"]) for its in ends.inner.names]
         units = ends.inner.units(ends.inner.parts(inner, rows["g"].shape[1]))
         held = rows["held"][:, 0]

@@ -39,8 +39,8 @@ def verdict(folder: Path, lowest: str, load: list, expected: torch.Tensor) -> st
     """The largest difference, `"refused"` as it should be, or what is wrong, which starts with `"FAILED"`."""
     supported = release(transformers.__version__) >= release(lowest)
     try:
-        found = outputs_of(folder, *load)
-        difference = (found - expected).abs().max().item() if found.shape == expected.shape else float("inf")
+        actual = outputs_of(folder, *load)
+        difference = (actual - expected).abs().max().item() if actual.shape == expected.shape else float("inf")
     except Exception as error:
         if not supported and f"transformers {lowest} or later" in str(error) and "\n" not in str(error):
             return "refused"
@@ -58,10 +58,10 @@ def main(out: Path) -> bool:
     transformers.logging.disable_progress_bar()
     expected, failed = load_file(out / "expected.safetensors"), False
     for number, (folder, lowest, *load) in enumerate(json.loads((out / "cases.json").read_text())):
-        found = verdict(out / folder, lowest, load, expected[str(number)])
-        failed |= found.startswith("FAILED")
+        actual = verdict(out / folder, lowest, load, expected[str(number)])
+        failed |= actual.startswith("FAILED")
         named = ", ".join([load[0], *(f"{name}={value}" for name, value in load[2].items())])
-        print(f"{transformers.__version__:8} {folder:10} {named:50} {found}", flush=True)
+        print(f"{transformers.__version__:8} {folder:10} {named:50} {actual}", flush=True)
     return failed
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from transformers import core_model_loading
 
-from m3bert.modeling import modeling_elastic
+from m3bert.modeling import files_elastic
 
 
 @pytest.fixture
@@ -42,5 +42,5 @@ def bytes_read(monkeypatch) -> list[int]:
             read.append(tensor.nbytes)
             return tensor
 
-    monkeypatch.setattr(modeling_elastic, "safe_open", CountedFile)
+    monkeypatch.setattr(files_elastic, "safe_open", CountedFile)
     return read

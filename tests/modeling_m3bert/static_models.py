@@ -34,12 +34,12 @@ def assert_refused(request: Callable[[], object], message: str) -> None:
 
 def random_paths(encoder: M3BertModel, paths: Mapping[int, list[int]]) -> dict[int, tuple[list[int], dict]]:
     """Paths with random output matrices of the feed-forward before each gap, and of the last layer."""
-    found = {}
+    actual = {}
     for depth, layers in paths.items():
         gaps = [place for place in range(depth) if layers[place : place + 2] != [layers[place], layers[place] + 1]]
         like = encoder.layers[0].mlp.down_proj.weight
-        found[depth] = layers, {f"layers.{place}.mlp.down_proj.weight": torch.randn_like(like) / 6 for place in gaps}
-    return found
+        actual[depth] = layers, {f"layers.{place}.mlp.down_proj.weight": torch.randn_like(like) / 6 for place in gaps}
+    return actual
 
 
 def give_table(

@@ -23,14 +23,9 @@ from transformers import (
     set_seed,
 )
 
-from m3bert.modeling.modeling_elastic import (
-    Elasticity,
-    fingerprint_of,
-    layer_list,
-    make_elastic,
-    set_layers,
-    static_vectors,
-)
+from m3bert.modeling.configuration_elastic import Elasticity, set_layers
+from m3bert.modeling.files_elastic import fingerprint_of
+from m3bert.modeling.modeling_elastic import layer_list, make_elastic, static_vectors
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, assert_refused, halves
 
 
@@ -78,7 +73,7 @@ def config_of(family: str) -> Any:
 def give_depths(encoder: Any) -> None:
     """An exit at 2 layers, a path of 4 with a refitted matrix and an exit that reads the table, and the table."""
     name, layers = layer_list(encoder, 6)
-    linear = [its for its, module in layers[1].named_modules() if isinstance(module, torch.nn.Linear)][-1]
+    linear = [value for value, module in layers[1].named_modules() if isinstance(module, torch.nn.Linear)][-1]
     like = layers[1].get_submodule(linear).weight
     encoder.set_depths(
         exits={depth: affine() for depth in EXITS},
@@ -123,23 +118,23 @@ def batches() -> list[dict[str, torch.Tensor]]:
     """Texts with padding on the right and on the left."""
     ids, mask = torch.randint(5, VOCABULARY, (3, 10)), torch.ones(3, 10, dtype=torch.long)
     mask[1, 7:] = mask[2, 2:] = 0
-    return [{"input_ids": ids, "attention_mask": its} for its in (mask, mask.flip(1))]
+    return [{"input_ids": ids, "attention_mask": value} for value in (mask, mask.flip(1))]
 
 
 @torch.no_grad()
 def outputs_of(model: Any, **size: Any) -> list[torch.Tensor]:
     """Outputs with both kinds of padding, and with each kind of attention that the model has."""
-    found = []
+    actual = []
     for attention in ("sdpa", "eager") if model._supports_sdpa else ("eager",):
         model.set_attn_implementation(attention)
         set_seed(1)
-        found += [model(**batch, **size)[0] for batch in batches()]
-    return found
+        actual += [model(**batch, **size)[0] for batch in batches()]
+    return actual
 
 
-def assert_equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], dim: int | None = None) -> None:
-    assert len(found) == len(expected) >= 2
-    for one, other in zip(found, expected, strict=True):
+def assert_equal(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], dim: int | None = None) -> None:
+    assert len(actual) == len(expected) >= 2
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other[..., :dim], atol=1e-5, rtol=1e-5)
 
 
@@ -166,19 +161,19 @@ def references(repository: Repository) -> dict[int, list[torch.Tensor]]:
     kinds = 2 if source._supports_sdpa else 1
     set_seed(1)
     static = [static_vectors(parts.table.weight.detach(), IGNORED, **batch) for batch in batches()] * kinds
-    found = {0: [its.expand(-1, 10, -1) for its in static]}
+    actual = {0: [value.expand(-1, 10, -1) for value in static]}
     with torch.no_grad():
-        found[2] = [parts.exits["2"](state) for state in outputs_of(with_layers(source, [1, 2]))]
+        actual[2] = [parts.exits["2"](state) for state in outputs_of(with_layers(source, [1, 2]))]
         states = outputs_of(with_layers(source, PATH, parts.refitted(4)))
         joint = parts.exits["4"].joint
         expected = [
-            torch.nn.functional.linear(torch.cat([state, its.expand_as(state)], -1), joint["weight"], joint["bias"])
-            for state, its in zip(states, static, strict=True)
+            torch.nn.functional.linear(torch.cat([state, value.expand_as(state)], -1), joint["weight"], joint["bias"])
+            for state, value in zip(states, static, strict=True)
         ]
-        found[4] = outputs_of(repository.model, output_layer=4)
-    for one, other in zip(found[4], expected, strict=True):  # a sum of two products has other last bits
+        actual[4] = outputs_of(repository.model, output_layer=4)
+    for one, other in zip(actual[4], expected, strict=True):  # a sum of two products has other last bits
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    return found
+    return actual
 
 
 def test_every_way_to_a_size_gives_the_same_vectors(repository, tmp_path):
@@ -209,7 +204,7 @@ def test_the_repository_is_that_of_the_native_model(repository, tmp_path):
     repository.source.save_pretrained(tmp_path)
     files = [folder / "model.safetensors" for folder in (tmp_path, repository.folder)]
     tensors, others = map(load_file, files)
-    assert tensors.keys() == others.keys() and all(torch.equal(its, others[name]) for name, its in tensors.items())
+    assert tensors.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in tensors.items())
     native, elastic = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, repository.folder))
     assert {*elastic} - {*native} <= {"auto_map", "elastic"}
     assert elastic["architectures"] == [type(repository.source).__name__]
@@ -223,7 +218,7 @@ def test_a_size_has_the_layers_that_run_and_nothing_else(repository, bytes_read)
     size = repository.load(output_layer=4)
     assert size.config.num_hidden_layers == len(layer_list(size, 4)[1]) == 4
     extras = {name for name, _ in size.named_parameters() if name.startswith("elastic.")}
-    assert extras == {"elastic.table.weight", *(f"elastic.exits.4.{its}" for its in (
+    assert extras == {"elastic.table.weight", *(f"elastic.exits.4.{value}" for value in (
         "weight", "bias", "joint.weight", "joint.bias"))}  # fmt: skip
     read = sum(bytes_read)
     bytes_read.clear()
@@ -234,11 +229,12 @@ def test_a_size_has_the_layers_that_run_and_nothing_else(repository, bytes_read)
 def test_gradients_reach_what_a_path_runs_and_nothing_else(repository):
     model = copy.deepcopy(repository.model)
     model(**batches()[0], output_layer=4).last_hidden_state.square().sum().backward()
-    moved = {name for name, its in model.named_parameters() if its.grad is not None and its.grad.any()}
+    moved = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
     name = layer_list(model, 6)[0]
-    refitted = {its for its in moved if its.startswith("elastic.paths.4.")}
+    refitted = {value for value in moved if value.startswith("elastic.paths.4.")}
     assert len(refitted) == 1 and "elastic.table.weight" in moved and "elastic.exits.4.joint.weight" in moved
-    assert {int(its.removeprefix(f"{name}.").split(".")[0]) for its in moved if its.startswith(name)} == {0, 1, 4, 5}
+    layers = {value.removeprefix(f"{name}.").split(".")[0] for value in moved if value.startswith(name)}
+    assert layers == {"0", "1", "4", "5"}
 
 
 def heads_of(family: str) -> list[Any]:
@@ -250,7 +246,7 @@ FIRST = [(family, auto) for family in FAMILIES if family != "m3bert" for auto in
 CASES = [*FIRST, *(("bert", auto) for auto in HEADS[1:])]
 
 
-@pytest.mark.parametrize(("family", "auto"), CASES, ids=lambda its: getattr(its, "__name__", its))
+@pytest.mark.parametrize(("family", "auto"), CASES, ids=lambda value: getattr(value, "__name__", value))
 def test_heads_read_the_hidden_state_of_a_depth(family, auto, tmp_path):
     source = auto.from_config(config_of(family)).eval()
     model = make_elastic(copy.deepcopy(source))
@@ -266,7 +262,7 @@ def test_heads_read_the_hidden_state_of_a_depth(family, auto, tmp_path):
 
 
 def run_spawned(received: Any, answers: Any) -> None:
-    answers.put([its.tolist() for its in outputs_of(received.get())])
+    answers.put([value.tolist() for value in outputs_of(received.get())])
 
 
 @pytest.fixture(scope="module")
@@ -281,9 +277,9 @@ def test_a_size_is_pickled_into_a_spawned_process(modernbert):
     process = context.Process(target=run_spawned, args=(sent, answers))
     process.start()
     sent.put(size)
-    found = [torch.tensor(its) for its in answers.get(timeout=120)]
+    actual = [torch.tensor(value) for value in answers.get(timeout=120)]
     process.join(timeout=60)
-    assert_equal(found, outputs_of(size))
+    assert_equal(actual, outputs_of(size))
 
 
 RUN = """
@@ -304,19 +300,19 @@ save_file(outputs, "outputs.safetensors")
 
 @pytest.mark.parametrize("family", ["bert", "gemma3_text"])
 def test_a_process_without_this_project_loads_every_size(family, tmp_path, run_bare):
-    found = save_repository(family, tmp_path / "repository")
+    actual = save_repository(family, tmp_path / "repository")
     batch = batches()[0]
     save_file(batch, tmp_path / "batch.safetensors")
     run_bare(RUN)
     for depth, state in load_file(tmp_path / "outputs.safetensors").items():
         with torch.no_grad():
-            expected = found.model(**batch, output_layer=int(depth)).last_hidden_state
+            expected = actual.model(**batch, output_layer=int(depth)).last_hidden_state
         torch.testing.assert_close(state, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_size_loads_in_the_type_that_is_asked_for(modernbert):
     size = modernbert.load(output_layer=4, dtype=torch.bfloat16)
-    assert {its.dtype for its in size.parameters()} == {torch.bfloat16}
+    assert {value.dtype for value in size.parameters()} == {torch.bfloat16}
     assert size(**batches()[0]).last_hidden_state.dtype == torch.bfloat16
 
 
@@ -343,8 +339,8 @@ def change_weights(folder: Path) -> None:
 
 def drop_layers(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    kept = {name: its for name, its in tensors.items() if ".5." not in name}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    rest = {name: value for name, value in tensors.items() if ".5." not in name}
+    save_file(rest, folder / "model.safetensors", {"format": "pt"})
 
 
 DAMAGED = {
@@ -361,6 +357,10 @@ DAMAGED = {
     "a path outside": (
         lambda folder: change_config(folder, depths={"4": [1, 2, 5, 7]}),
         r"Depth 4 must run 4 of the layers 1\.\.6",
+    ),
+    "no matrices": (
+        lambda folder: change_config(folder, refitted=[2, 4]),
+        "the refitted matrices of depth 2 are missing",
     ),
     "no last layer": (drop_layers, "is incomplete or of another architecture: .* tensors of the encoder are missing"),
 }
@@ -389,9 +389,9 @@ def test_a_size_that_there_is_not_is_refused(auto, size, message, modernbert):
 
 def test_the_fingerprint_sees_every_tensor(tmp_path):
     tensors = {"one": torch.randn(4, 4), "two": torch.randn(4)}
-    found = set()
+    actual = set()
     for name in ("neither", *tensors):
-        changed = {key: its + (key == name) for key, its in tensors.items()}
+        changed = {key: value + (key == name) for key, value in tensors.items()}
         save_file(changed, tmp_path / "model.safetensors")
-        found.add(fingerprint_of([tmp_path / "model.safetensors"]))
-    assert len(found) == 3
+        actual.add(fingerprint_of([tmp_path / "model.safetensors"]))
+    assert len(actual) == 3

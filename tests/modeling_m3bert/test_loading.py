@@ -15,6 +15,7 @@ from benchmarks.elastic_loading import measure
 from m3bert.modeling import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
 from m3bert.models.settings import EmbeddingSettings
 from tests.conftest import assert_close, padded_batch, tiny_config, write_modules
+from tests.modeling_m3bert.static_models import assert_refused
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
@@ -36,8 +37,8 @@ def test_cutting_equals_slicing(tmp_path, switches, attention):
             cut = M3BertModel.from_pretrained(
                 tmp_path, output_layer=layer, output_dim=dim, attn_implementation=attention
             )
-            for found in (exited, cut(**batch)):
-                assert_close(found.last_hidden_state, expected)
+            for actual in (exited, cut(**batch)):
+                assert_close(actual.last_hidden_state, expected)
             assert len(cut.layers) == layer
 
 
@@ -74,8 +75,8 @@ def test_a_size_keeps_the_settings_that_it_was_loaded_with(tmp_path, tiny_model)
     cut = M3BertModel.from_pretrained(tmp_path / "full", output_layer=2, output_dim=8)
     cut.save_pretrained(tmp_path / "cut")
     assert all((tmp_path / "cut" / name).exists() for name in written)
-    full, found = (EmbeddingSettings.read(tmp_path / name) for name in ("full", "cut"))
-    assert found == full and found.pooling == "cls"
+    full, actual = (EmbeddingSettings.read(tmp_path / name) for name in ("full", "cut"))
+    assert actual == full and actual.pooling == "cls"
     pooling = json.loads((tmp_path / "cut" / "1_Pooling" / "config.json").read_text())
     assert pooling["word_embedding_dimension"] == 8
     M3BertModel(cut.config).save_pretrained(tmp_path / "new")
@@ -93,8 +94,9 @@ def test_the_users_config_is_not_changed_by_building_a_model():
 def test_a_cut_reads_its_own_bytes(tmp_path, tiny_model, bytes_read):
     tiny_model.save_pretrained(tmp_path)
     cut = AutoModel.from_pretrained(tmp_path, output_layer=2)
-    own = sum(tensor.nbytes for tensor in cut.state_dict().values())
-    assert own <= sum(bytes_read) <= 1.05 * own < 0.6 * (tmp_path / "model.safetensors").stat().st_size
+    needed = sum(tensor.nbytes for tensor in cut.state_dict().values())
+    whole = (tmp_path / "model.safetensors").stat().st_size
+    assert needed <= sum(bytes_read) <= 1.05 * needed < 0.6 * whole
 
 
 @pytest.mark.slow
@@ -111,23 +113,22 @@ def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):
     tiny_model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="The weights in .* cannot be read"):
-        AutoModel.from_pretrained(tmp_path)
+    assert_refused(lambda: AutoModel.from_pretrained(tmp_path), "The weights in .* cannot be read")
 
 
-def test_a_checkpoint_without_some_layers_is_refused(tmp_path):
-    M3BertModel(tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])).save_pretrained(tmp_path)
+SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: M3BertModel(tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])), r"18 tensors.*layers\.4"),
+        (lambda: BertModel(BertConfig(vocab_size=99, **SIZES)), "of another architecture"),
+    ],
+    ids=["some layers", "BERT"],
+)
+@pytest.mark.parametrize("auto", [AutoModel, AutoModelForMaskedLM])
+def test_weights_of_another_model_are_refused(tmp_path, other, message, auto):
+    other().save_pretrained(tmp_path)
     tiny_config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"incomplete or of another architecture.*18 tensors.*layers.4"):
-        AutoModel.from_pretrained(tmp_path)
-
-
-def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
-    bert = BertModel(
-        BertConfig(vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=6, num_attention_heads=4)
-    )
-    bert.save_pretrained(tmp_path)
-    tiny_config().save_pretrained(tmp_path)
-    for auto in (AutoModel, AutoModelForMaskedLM):
-        with pytest.raises(ValueError, match="another architecture"):
-            auto.from_pretrained(tmp_path)
+    assert_refused(lambda: auto.from_pretrained(tmp_path), message)

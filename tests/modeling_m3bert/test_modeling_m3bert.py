@@ -185,10 +185,10 @@ def test_the_masked_lm_head_stays_nested_when_the_vocabulary_is_resized(tmp_path
     assert type(model.lm_head) is NestedLinear
     assert model.config.vocab_size == model.lm_head.out_features == model.lm_head.bias.shape[0] == tokens
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-    kept = min(tokens, 99)
+    rest = min(tokens, 99)
     for old, new in zip(before, after, strict=True):
         assert new.shape == (4, 7, tokens)
-        torch.testing.assert_close(new[..., :kept], old[..., :kept], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(new[..., :rest], old[..., :rest], atol=1e-5, rtol=1e-5)
     model.save_pretrained(tmp_path)
     loaded = M3BertForMaskedLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():

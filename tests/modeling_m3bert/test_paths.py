@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import AutoModel
 
 from m3bert.modeling import M3BertModel
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.native import convert_to_native
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import WIDTH, affine, assert_refused, give_table, random_paths
@@ -57,14 +57,14 @@ def test_a_path_runs_its_layers_with_its_matrices(switches, table):
     with torch.no_grad():
         for depth in PATHS:
             states = by_hand(model, batch, depth)
-            found = model(**batch, output_layer=depth, output_hidden_states=True)
-            assert len(found.hidden_states) == depth + 1
+            actual = model(**batch, output_layer=depth, output_hidden_states=True)
+            assert len(actual.hidden_states) == depth + 1
             normed = [*states[:-1], model.norm(states[-1])]
-            for state, expected in zip(found.hidden_states, normed, strict=True):
+            for state, expected in zip(actual.hidden_states, normed, strict=True):
                 torch.testing.assert_close(state[real], expected[real], rtol=1e-12, atol=1e-12)
             static = model.static_states(**batch) if table else None
             expected = model.exit_state(depth, normed[-1], static=static)
-            torch.testing.assert_close(found.last_hidden_state[real], expected[real], rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(actual.last_hidden_state[real], expected[real], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("switches", SWITCHES[:3], ids=lambda s: ",".join(s) or "paper")
@@ -78,8 +78,8 @@ def test_a_cut_is_a_checkpoint_of_its_layers(tmp_path, switches, bytes_read):
         assert not any(info.values())
         refitted = sum(tensor.nbytes for tensor in whole.elastic.refitted(depth).values())
         table = cut.elastic.table.weight.nbytes // 2  # stored in float16
-        own = sum(tensor.nbytes for tensor in cut.state_dict().values())
-        assert sum(bytes_read) == own + refitted - table
+        needed = sum(tensor.nbytes for tensor in cut.state_dict().values())
+        assert sum(bytes_read) == needed + refitted - table
         cut.save_pretrained(tmp_path / "cut")
         with safe_open(tmp_path / "cut" / "model.safetensors", "pt") as file:
             numbers = {int(name.split(".")[1]) for name in file.keys() if name.startswith("layers.")}
@@ -112,8 +112,8 @@ def test_a_cut_path_becomes_a_native_encoder(tmp_path):
     real = batch["attention_mask"].bool()
     with torch.no_grad():
         raw = cut(**batch, output_hidden_states=True).hidden_states[-1]
-        found = convert_to_native(cut)(**batch).last_hidden_state
-    torch.testing.assert_close(found[real], raw[real], atol=1e-5, rtol=0)
+        actual = convert_to_native(cut)(**batch).last_hidden_state
+    torch.testing.assert_close(actual[real], raw[real], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def test_packing_is_that_of_numpy_and_comes_back(count):
 @pytest.mark.parametrize("dim", [*range(1, 18), 384, 385])
 def test_stored_bits(dim):
     pairs = -(-dim // 2)
-    found = {code: stored_bits(code, dim) for code in UNIFORM}
-    assert found == {"qama-2": 3 * dim, "qama-1.5": 2 * dim, "qama-1": dim, "qama-0.5": pairs}
+    actual = {code: stored_bits(code, dim) for code in UNIFORM}
+    assert actual == {"qama-2": 3 * dim, "qama-1.5": 2 * dim, "qama-1": dim, "qama-0.5": pairs}
     if dim % 8 == 0:
         assert stored_bits("qama-hybrid", dim) == 1.625 * dim
     parts = segments("qama-hybrid", dim)
@@ -133,7 +133,7 @@ def test_codes_are_those_of_a_loop(code, dim):
 def test_products_of_signs_are_hamming_distances(code, dim):
     quantizer, vectors = make_quantizer(), embeddings(9, torch.float64)
     codes, others = quantizer.encode(vectors, code, dim), quantizer.encode(-vectors[:4], code, dim)
-    bits, other_bits = (unpack_bits(its.packed, its.bits) for its in (codes, others))
+    bits, other_bits = (unpack_bits(entry.packed, entry.bits) for entry in (codes, others))
     distances = (bits[:, None] != other_bits[None]).sum(dim=2)
     assert distances.any()
     signs = quantizer.signs(codes), quantizer.signs(others)
@@ -154,9 +154,9 @@ def test_decoded_numbers_are_means_of_their_levels(code, dim):
     assert decoded.shape == numbers.shape
     incomplete = dim % 2 == 1 and segments(code, dim)[-1][0] == "0.5"
     columns = list(zip(numbers.T, decoded.T, strict=True))
-    for own, values in columns[: len(columns) - incomplete]:
+    for column, values in columns[: len(columns) - incomplete]:
         for value in values.unique():
-            torch.testing.assert_close(value, own[values == value].mean())
+            torch.testing.assert_close(value, column[values == value].mean())
     levels = max(LEVELS[bits] for bits, _, _ in segments(code, dim))
     assert max(len(values.unique()) for values in decoded.T) == levels
 
@@ -176,13 +176,13 @@ def test_thresholds_are_quantiles_and_means_are_of_their_levels(levels):
     thresholds = quantile_thresholds(numbers, levels)
     expected = np.quantile(numbers.numpy(), [part / levels for part in range(1, levels)], axis=0)
     np.testing.assert_allclose(thresholds.numpy(), expected)
-    found = levels_of(numbers, thresholds)
+    actual = levels_of(numbers, thresholds)
     naive = [[sum(x > t for t in thresholds[:, dim]) for dim, x in enumerate(row)] for row in numbers]
-    assert found.tolist() == naive
-    assert all(abs(int((found == level).sum()) - 5 * 50 / levels) <= 5 for level in range(levels))
-    means = level_means(numbers, found, levels)
+    assert actual.tolist() == naive
+    assert all(abs(int((actual == level).sum()) - 5 * 50 / levels) <= 5 for level in range(levels))
+    means = level_means(numbers, actual, levels)
     for level, dim in product(range(levels), range(5)):
-        torch.testing.assert_close(means[level, dim], numbers[found[:, dim] == level, dim].mean())
+        torch.testing.assert_close(means[level, dim], numbers[actual[:, dim] == level, dim].mean())
 
 
 def test_thresholds_and_means_follow_a_moving_average():
@@ -195,11 +195,11 @@ def test_thresholds_and_means_follow_a_moving_average():
         numbers = quantizer.reduce(transformed, bits).detach()
         thresholds = quantile_thresholds(numbers, levels)
         means = level_means(numbers, levels_of(numbers, thresholds), levels)
-        for old, new, found in zip(
+        for old, new, actual in zip(
             before[bits], (thresholds, means), (quantizer.thresholds(bits), quantizer.means(bits)), strict=True
         ):
-            torch.testing.assert_close(found, 0.9 * old + 0.1 * new)
-            assert not torch.allclose(found, old)
+            torch.testing.assert_close(actual, 0.9 * old + 0.1 * new)
+            assert not torch.allclose(actual, old)
 
 
 @pytest.mark.parametrize("skip", ["none", "identity", "principal"])
@@ -225,9 +225,9 @@ def test_it_starts_as_a_rotation_to_principal_components_mixed_within_each_neste
     values = torch.linalg.eigvalsh(torch.cov(unit.T)).flip(0)
     variances = torch.cov((unit @ rotation.T).T)
     for start, end in ((0, 6), (6, 12), (12, WIDTH)):
-        own = variances[start:end, start:end]
-        torch.testing.assert_close(torch.linalg.eigvalsh(own).flip(0), values[start:end], atol=1e-5, rtol=1e-3)
-        assert (own - own.diag().diag()).abs().max() > 1e-4, "mixed"
+        block = variances[start:end, start:end]
+        torch.testing.assert_close(torch.linalg.eigvalsh(block).flip(0), values[start:end], atol=1e-5, rtol=1e-3)
+        assert (block - block.diag().diag()).abs().max() > 1e-4, "mixed"
     assert variances[:6, 6:].abs().max() < 1e-5
 
 
@@ -334,11 +334,11 @@ def test_remote_code_gives_identical_codes(tmp_path, run_bare):
     printed = run_bare(f"CODES = {CODES}\n" + REMOTE)
     (line,) = [line for line in printed.splitlines() if line.startswith("SAYS")]
     assert json.loads(line.removeprefix("SAYS")) == [quantizer.fingerprint, quantizer.fingerprint, [6]]
-    found = load_file(tmp_path / "found.safetensors")
+    actual = load_file(tmp_path / "found.safetensors")
     for code in CODES:
         codes = quantizer.encode(vectors, code, 13)
-        assert torch.equal(found[code], codes.packed)
-        assert torch.equal(found[f"{code} scores"], quantizer.scores(vectors, codes))
+        assert torch.equal(actual[code], codes.packed)
+        assert torch.equal(actual[f"{code} scores"], quantizer.scores(vectors, codes))
 
 
 @pytest.mark.gpu
@@ -347,7 +347,7 @@ def test_a_gpu_gives_the_same_codes():
     there = make_quantizer(torch.float64).to("cuda")
     assert there.fingerprint == quantizer.fingerprint
     for code in CODES:
-        codes, found = quantizer.encode(vectors, code, 13), there.encode(vectors.to("cuda"), code, 13)
-        assert torch.equal(found.packed.cpu(), codes.packed)
-        torch.testing.assert_close(there.scores(vectors.to("cuda"), found).cpu(), quantizer.scores(vectors, codes))
-        torch.testing.assert_close(there.hamming(found, found).cpu(), quantizer.hamming(codes, codes))
+        codes, actual = quantizer.encode(vectors, code, 13), there.encode(vectors.to("cuda"), code, 13)
+        assert torch.equal(actual.packed.cpu(), codes.packed)
+        torch.testing.assert_close(there.scores(vectors.to("cuda"), actual).cpu(), quantizer.scores(vectors, codes))
+        torch.testing.assert_close(there.hamming(actual, actual).cpu(), quantizer.hamming(codes, codes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,10 +19,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
 
 from m3bert import GridEncoder
-from m3bert.modeling.modeling_elastic import AUTO_CLASSES
+from m3bert.modeling.files_elastic import AUTO_CLASSES, CODE_FILES
+from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.models.auto import load_config, load_model
 from tests.conftest import assert_close
-from tests.elastic_repositories import KINDS, save_elastic
+from tests.elastic_repositories import KINDS, PATH, save_elastic, save_source
 from tests.modeling_m3bert.static_models import assert_refused
 
 
@@ -80,7 +82,7 @@ WAYS_TO_LOAD: dict[str, Callable[[Path, Any, dict[str, Any]], Any]] = {
 Way = tuple[Callable[[Path], Any], dict[str, Any], dict[str, Any]]
 WAYS_TO_SAVE: dict[str, Way] = {
     **{f"size: {name}": (lambda folder, size=size: load(folder, **size), {}, {}) for name, size in SIZES.items()},
-    **{f"adapter: {name}": (lambda its, size=size: adapted(its, **size), {}, {}) for name, size in SIZES.items()},
+    **{f"adapter: {name}": (lambda value, size=size: adapted(value, **size), {}, {}) for name, size in SIZES.items()},
     "variant": (lambda folder: load(folder, output_layer=4), {"variant": "fp16"}, {"variant": "fp16"}),
     "sharded": (lambda folder: load(folder, output_layer=4), {"max_shard_size": "30KB"}, {}),
     "offloaded": (
@@ -111,8 +113,8 @@ def test_every_way_to_save_loads_in_every_way(name, given, folder, tiny_tokenize
         or {*saved.glob("*.py"), *saved.glob("el*"), *saved.glob("config.json")} == set()
     )
     for way, vectors in WAYS_TO_LOAD.items():
-        found = torch.as_tensor(vectors(saved, tiny_tokenizer, loading))
-        assert_close(found, expected, msg=f"{name}: {way}")
+        actual = torch.as_tensor(vectors(saved, tiny_tokenizer, loading))
+        assert_close(actual, expected, msg=f"{name}: {way}")
 
 
 def test_two_variants_and_other_weights_are_told_apart(folder, tmp_path):
@@ -135,6 +137,23 @@ def test_a_folder_without_its_exits_is_the_plain_source_and_a_size_is_refused(fo
         assert_refused(lambda: load(tmp_path / "all", output_layer=2), r"output_layer=2 is not available here")
         assert_refused(lambda: load(tmp_path / "all", output_dim=8), r"has one size, 6 layers and 32 dims")
     assert_refused(lambda: load(tmp_path / "2"), r"'exits.2.weight' has the shape None")
+
+
+def test_a_path_without_matrices_needs_no_file(tiny_tokenizer, tmp_path):
+    save_source(tmp_path / "source", tiny_tokenizer)
+    model = make_elastic(AutoModel.from_pretrained(tmp_path / "source").eval())
+    model.set_depths(paths={4: (PATH, {})})
+    model.save_pretrained(tmp_path / "paths")
+    tiny_tokenizer.save_pretrained(tmp_path / "paths")
+    assert not (tmp_path / "paths" / "elastic").exists()
+    model.config.output_layer = 4
+    assert_close(pooled(load(tmp_path / "paths", output_layer=4), tiny_tokenizer), pooled(model, tiny_tokenizer))
+    file = tmp_path / "paths" / "config.json"
+    values = json.loads(file.read_text())
+    assert values["elastic"].pop("refitted") == []
+    file.write_text(json.dumps(values))
+    with pytest.warns(UserWarning, match="so it is the plain encoder"):  # an old repository, which does not say
+        assert load(tmp_path / "paths").config.elastic is None
 
 
 @pytest.mark.parametrize(
@@ -171,16 +190,16 @@ def test_a_push_writes_the_folder_and_the_same_files_on_the_hub(folder, tiny_tok
         "config.json",
         "model.fp16.safetensors",
         "elastic/weights.fp16.safetensors",
-        "modeling_elastic.py",
+        *CODE_FILES,
     } <= files
     for name in (tmp_path / "pushed", "user/pushed"):
         assert_close(pooled(load(name, variant="fp16"), tiny_tokenizer), pooled(model, tiny_tokenizer))
 
 
 HEADS = [
-    its
-    for its in dir(transformers)
-    if its.startswith("AutoModel") and hasattr(getattr(transformers, its), "_model_mapping")
+    value
+    for value in dir(transformers)
+    if value.startswith("AutoModel") and hasattr(getattr(transformers, value), "_model_mapping")
 ]
 
 
@@ -194,10 +213,10 @@ def test_every_head_of_the_library_is_named(kind):
 @pytest.mark.parametrize("auto", [name for name in AUTO_CLASSES if name != "AutoConfig"])
 def test_every_head_of_a_size_has_its_layers(auto, folder, tmp_path):
     load(folder, output_layer=4).save_pretrained(tmp_path)
-    wanted = load(tmp_path).state_dict()
+    target = load(tmp_path).state_dict()
     model = load(tmp_path, getattr(transformers, auto))
     for name, tensor in model.base_model.state_dict().items():
-        assert name.startswith(("pooler", "elastic")) or torch.equal(tensor, wanted[name]), name
+        assert name.startswith(("pooler", "elastic")) or torch.equal(tensor, target[name]), name
     assert model.base_model.config.num_hidden_layers == 4
 
 
@@ -228,10 +247,10 @@ print(Hasher.hash(model))
 
 def test_the_hash_of_a_model_is_that_of_its_weights_in_each_process(folder):
     """`datasets` keeps the results of `map` by it."""
-    found = []
+    actual = []
     for seed in "12":
         environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([sys.executable, "-c", HASH, folder], env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and "random hash" not in done.stderr, done.stderr
-        found.append(done.stdout.split())
-    assert found[0] == found[1] and found[0][0] != found[0][1]
+        actual.append(done.stdout.split())
+    assert actual[0] == actual[1] and actual[0][0] != actual[0][1]

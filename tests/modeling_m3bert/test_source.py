@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel
 
 from m3bert.encode.encoder import GridEncoder
 from m3bert.modeling import M3BertModel
-from m3bert.modeling.modeling_elastic import Source
+from m3bert.modeling.files_elastic import Source
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
 from tests.elastic_repositories import PROMPTS, save_elastic
@@ -70,18 +70,18 @@ OTHERS = {
 
 
 def test_every_look_up_goes_through_the_source():
-    found: dict[str, set[str]] = {}
+    actual: dict[str, set[str]] = {}
     for file in FILES:
         for call in (node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call)):
             name = getattr(call.func, "attr", getattr(call.func, "id", ""))
             source = ast.unparse(call.args[0]) if call.args else ""
             unpacked = [ast.unparse(each.value).rstrip("}") for each in call.keywords if each.arg is None]
-            through = any(its.endswith(THROUGH) for its in unpacked)
+            through = any(entry.endswith(THROUGH) for entry in unpacked)
             through |= name == "load_tokenizer" and any(word in source for word in ("ource", "origin"))
             if name in LOOK_UPS and not through:
-                found.setdefault(file.relative_to(ROOT).as_posix(), set()).add(name)
-    assert found.keys() == OTHERS.keys()
-    assert not any(names & {"cached_file", "get_class_from_dynamic_module"} for names in found.values())
+                actual.setdefault(file.relative_to(ROOT).as_posix(), set()).add(name)
+    assert actual.keys() == OTHERS.keys()
+    assert not any(names & {"cached_file", "get_class_from_dynamic_module"} for names in actual.values())
     assert not [file for file in FILES if '_commit_hash"' in file.read_text("utf-8")]  # private, and gone
 
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
-from m3bert.modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, write_parts
+from m3bert.modeling.configuration_elastic import Elasticity
+from m3bert.modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
 from m3bert.models.native import convert_to_native, output_map
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import (
@@ -25,7 +26,6 @@ from tests.modeling_m3bert.static_models import (
     static_mean,
     with_table,
 )
-from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 from tests.models.test_native import random_m3bert
 
 
@@ -60,22 +60,22 @@ def test_values_and_gradients_are_those_of_a_loop_over_tokens(left):
     model = with_table().double()
     table = model.elastic.table.weight
     batch = batch_of(TEXTS, left)
-    found = model.static_states(**batch)
+    actual = model.static_states(**batch)
     expected = torch.stack([static_mean(table, text) for text in TEXTS]).unsqueeze(1)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert not found[2:4].any(), "nothing counts in these texts"
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert not actual[2:4].any(), "nothing counts in these texts"
     flat = flat_batch(TEXTS)
     flattened = model.static_states(flat["input_ids"], cu_seq_lens=flat["cu_seq_lens_q"])
     per_token = torch.cat([expected[row].expand(len(text), -1) for row, text in enumerate(TEXTS)])
     torch.testing.assert_close(flattened[0], per_token, rtol=1e-12, atol=1e-12)
-    weights = torch.randn_like(found)
-    wanted, ours = (
-        torch.autograd.grad((weights * states).sum(), table, retain_graph=True)[0] for states in (expected, found)
+    weights = torch.randn_like(actual)
+    target, ours = (
+        torch.autograd.grad((weights * states).sum(), table, retain_graph=True)[0] for states in (expected, actual)
     )
-    torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, target, rtol=1e-12, atol=1e-12)
     weights = torch.randn_like(flattened)
-    wanted, ours = (torch.autograd.grad((weights * states).sum(), table)[0] for states in (per_token, flattened))
-    torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
+    target, ours = (torch.autograd.grad((weights * states).sum(), table)[0] for states in (per_token, flattened))
+    torch.testing.assert_close(ours, target, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("switches", [{}, {"norm_position": "post", "norm_type": "layernorm"}], ids=str)
@@ -91,8 +91,8 @@ def test_a_layer_reads_its_state_and_that_of_the_text(switches):
             if layer > 0:
                 joint = model.elastic.exits[str(layer)].joint
                 expected = torch.cat([model.norm(raw[layer]), means], -1) @ joint["weight"].T + joint["bias"]
-            found = model(**batch, output_layer=layer, output_dim=dim).last_hidden_state
-            torch.testing.assert_close(found[real], expected[..., :dim][real], rtol=1e-12, atol=1e-12)
+            actual = model(**batch, output_layer=layer, output_dim=dim).last_hidden_state
+            torch.testing.assert_close(actual[real], expected[..., :dim][real], rtol=1e-12, atol=1e-12)
 
 
 @PATHS
@@ -106,23 +106,6 @@ def test_flattened_texts_are_those_of_a_padded_batch(attention, paths):
             padded = model(**batch, output_layer=layer).last_hidden_state
             flat = model(**flat_batch(texts), output_layer=layer).last_hidden_state[0]
             torch.testing.assert_close(flat, padded[batch["attention_mask"].bool()], rtol=1e-12, atol=1e-12)
-
-
-@PATHS
-@pytest.mark.parametrize("switches", SWITCHES[:3], ids=lambda s: ",".join(s) or "paper")
-def test_a_cut_equals_the_whole_and_has_what_it_reads(tmp_path, switches, paths):
-    whole, batch = with_table(paths=paths, **switches), batch_of(TEXTS)
-    whole.save_pretrained(tmp_path / "whole")
-    for layer, dim in itertools.product((0, 2, 4, 6), (8, 32)):
-        cut = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer, output_dim=dim)
-        assert Elasticity.of(cut.config).table == ([layer] if layer < 6 else [0, 2, 4])
-        assert list(cut.elastic.exits) == ([str(layer)] if layer in (2, 4) else ["2", "4"] if layer else [])
-        cut.save_pretrained(tmp_path / "cut")
-        again = AutoModel.from_pretrained(tmp_path / "cut")
-        with torch.no_grad():
-            expected = whole(**batch, output_layer=layer, output_dim=dim).last_hidden_state
-            for model in (cut, again):
-                torch.testing.assert_close(model(**batch).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_layer_0_alone_is_the_table_and_reads_nothing_else(tmp_path, bytes_read):
@@ -156,8 +139,8 @@ def test_the_table_is_stored_in_float16_and_has_the_type_of_the_model(tmp_path, 
     assert torch.equal(stored["table"], model.elastic.table.weight.half())
     for layer in (0, 4):
         loaded = AutoModel.from_pretrained(tmp_path, output_layer=layer, **({} if dtype is None else {"dtype": dtype}))
-        wanted = dtype if isinstance(dtype, torch.dtype) else torch.float32
-        assert {parameter.dtype for parameter in loaded.parameters()} == {wanted}
+        target = dtype if isinstance(dtype, torch.dtype) else torch.float32
+        assert {parameter.dtype for parameter in loaded.parameters()} == {target}
     model.save_pretrained(tmp_path, exact=True)
     assert torch.equal(load_file(tmp_path / EXTRAS)["table"], model.elastic.table.weight)
 

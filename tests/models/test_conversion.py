@@ -85,8 +85,8 @@ def test_a_student_of_chosen_layers_has_the_states_of_these_layers_alone(tmp_pat
     assert student.config.num_hidden_layers == 3 and student.config.legal_layers == [1, 2, 3]
     student.save_pretrained(tmp_path)
     for model in (student, M3BertModel.from_pretrained(tmp_path)):
-        for found, reference in zip(all_states(model, batch), expected, strict=True):
-            torch.testing.assert_close(found[real], reference[real], atol=1e-5, rtol=0)
+        for results, reference in zip(all_states(model, batch), expected, strict=True):
+            torch.testing.assert_close(results[real], reference[real], atol=1e-5, rtol=0)
     assert M3BertModel.from_pretrained(tmp_path, output_layer=2).config.source_layers == [1, 4]
     take_layers(student, [2, 3])
     assert student.config.source_layers == [4, 6] and len(student.layers) == 2

@@ -24,7 +24,7 @@ def random_m3bert(model_class: type = M3BertModel, exits: tuple[int, ...] = (), 
         if "norm" in name or "bias" in name:
             torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.1)
     width = model.config.hidden_size
-    model.base_model.set_depths(exits={its: (torch.randn(width, width) / 6, torch.randn(width)) for its in exits})
+    model.base_model.set_depths(exits={value: (torch.randn(width, width) / 6, torch.randn(width)) for value in exits})
     return model
 
 
@@ -101,16 +101,16 @@ def test_the_output_map_is_all_that_a_native_encoder_lacks(layer, dim, tmp_path)
     model = M3BertModel.from_pretrained(tmp_path, output_layer=layer, output_dim=dim)
     batch = text_batch(1)
     real = batch["attention_mask"].bool()
-    found = output_map(model)
-    assert (found is None) == (layer == 6 and dim == 32)
+    actual = output_map(model)
+    assert (actual is None) == (layer == 6 and dim == 32)
     with torch.no_grad():
         expected = model(**batch).last_hidden_state
         state = convert_to_native(model)(**batch).last_hidden_state
     for token in (lambda text, mask: text[0], lambda text, mask: text[mask].mean(dim=0)):  # pooling "cls" and "mean"
-        pooled, wanted = (torch.stack(list(map(token, states, real))) for states in (state, expected))
-        if found is not None:
-            pooled = torch.nn.functional.linear(pooled, *found)
-        torch.testing.assert_close(pooled, wanted, atol=1e-5, rtol=0)
+        pooled, target = (torch.stack(list(map(token, states, real))) for states in (state, expected))
+        if actual is not None:
+            pooled = torch.nn.functional.linear(pooled, *actual)
+        torch.testing.assert_close(pooled, target, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("exits", [(), (2,)])
@@ -122,8 +122,8 @@ def test_a_head_on_tokens_gives_the_same_logits(exits, size, tmp_path):
     assert type(native).__name__ == "BertForTokenClassification"
     real = batch["attention_mask"].bool()
     with torch.no_grad():
-        expected, found = model(**batch).logits, native(**batch).logits
-    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
+        expected, actual = model(**batch).logits, native(**batch).logits
+    torch.testing.assert_close(actual[real], expected[real], atol=1e-5, rtol=0)
     assert native.config.num_labels == model.config.num_labels
 
 

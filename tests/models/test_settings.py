@@ -29,7 +29,7 @@ def write_two_maps(folder: Path, *, bias: bool = False) -> list[nn.Linear]:
         config = {"in_features": linear.in_features, "out_features": linear.out_features, "bias": bias}
         config["activation_function"] = "torch.nn.modules.linear.Identity"
         (folder / path / "config.json").write_text(json.dumps(config))
-        tensors = {f"linear.{name}": its.detach() for name, its in linear.named_parameters()}
+        tensors = {f"linear.{name}": value.detach() for name, value in linear.named_parameters()}
         save_file(tensors, folder / path / "model.safetensors")
     return maps
 
@@ -46,38 +46,38 @@ def test_the_modules_of_the_library_are_read_alike(tmp_path):
     write_two_maps(tmp_path)
     vectors, states = torch.randn(5, 32), []
     dense = [modules.Dense.load(str(tmp_path / path)) for path in ("2_Dense", "3_Dense")]
-    for its in dense:
-        states.append(its({"sentence_embedding": states[-1] if states else vectors})["sentence_embedding"])
-    found = EmbeddingSettings.read(tmp_path).projection(vectors)
-    assert_close(found, states[-1])
+    for value in dense:
+        states.append(value({"sentence_embedding": states[-1] if states else vectors})["sentence_embedding"])
+    actual = EmbeddingSettings.read(tmp_path).projection(vectors)
+    assert_close(actual, states[-1])
 
 
 Change = Callable[[Any], Any]
 IN_A_ROW = "are not one linear map without activation"
 REFUSED: dict[str, tuple[str, Change, str]] = {
-    "an activation": ("2_Dense/config.json", lambda its: its | {"activation_function": "torch.nn.Tanh"}, IN_A_ROW),
-    "a residual": ("2_Dense/config.json", lambda its: its | {"use_residual": True}, IN_A_ROW),
+    "an activation": ("2_Dense/config.json", lambda value: value | {"activation_function": "torch.nn.Tanh"}, IN_A_ROW),
+    "a residual": ("2_Dense/config.json", lambda value: value | {"use_residual": True}, IN_A_ROW),
     "another module": (
         "modules.json",
-        lambda its: [*its, its[-1] | {"type": "sentence_transformers.models.LayerNorm"}],
+        lambda value: [*value, value[-1] | {"type": "sentence_transformers.models.LayerNorm"}],
         "has the modules Transformer, Pooling, Dense, Dense, Normalize, LayerNorm. Supported are",
     ),
     "texts without their prompt": (
         "1_Pooling/config.json",
-        lambda its: its | {"include_prompt": False},
+        lambda value: value | {"include_prompt": False},
         "leaves prompts out of its pooling",
     ),
     "another pooling": (
         "1_Pooling/config.json",
-        lambda its: {"pooling_mode": "max"},
+        lambda value: {"pooling_mode": "max"},
         "pooling 'max'; legal values: mean, cls, lasttoken",
     ),
     "two poolings": (
         "1_Pooling/config.json",
-        lambda its: its | {"pooling_mode_cls_token": True},
+        lambda value: value | {"pooling_mode_cls_token": True},
         r"pooling 'cls \+ mean'; legal",
     ),
-    "no array": ("modules.json", lambda its: {}, "modules.json is not a JSON array"),
+    "no array": ("modules.json", lambda value: {}, "modules.json is not a JSON array"),
 }
 
 

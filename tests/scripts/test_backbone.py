@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Qwen3Co
 from m3bert.commands import train
 from m3bert.commands.backbone import BackboneArguments, load_backbone
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from tests.conftest import tiny_config
 
 

@@ -19,7 +19,7 @@ from m3bert.commands.convert import main as convert
 from m3bert.commands.fit import layers_of_depth, main as fit
 from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.checkpoint import files_of
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel
 
 from m3bert.hub_cards.training_record import TrainingRecord
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.auto import load_config, load_model
 from m3bert.trainers import Grid
 from m3bert.trainers.core.checkpoints import load_weights

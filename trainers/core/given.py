@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...encode.states import unwrap_encoder
-from ...modeling.modeling_elastic import source_of
+from ...modeling.files_elastic import source_of
 from ...models.auto import load_model
 from ...models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
 

@@ -31,7 +31,7 @@ from ...encode.granularity import Grid
 from ...encode.projection import Projection
 from ...encode.ranks import RankRows, rank, wait_for_all_ranks, world_size
 from ...encode.states import check_pooling, is_flash, unwrap_encoder
-from ...modeling.modeling_elastic import Elasticity, resolve_size
+from ...modeling.configuration_elastic import Elasticity, resolve_size
 from ...utils.durable import replacing_files, writing
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of, reading

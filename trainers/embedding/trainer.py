@@ -20,7 +20,7 @@ from ...encode.granularity import EncoderConfig, Grid
 from ...encode.projection import Projection
 from ...encode.quantizer import has_quantizer
 from ...encode.states import longest_text, unwrap_encoder, width_of
-from ...modeling.modeling_elastic import source_of
+from ...modeling.files_elastic import source_of
 from ...models.settings import PROJECTION_FOLDER, EmbeddingSettings
 from ..core.arguments import TextTrainingArguments
 from ..core.checkpoints import part_of, with_weights

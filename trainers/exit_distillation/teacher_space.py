@@ -9,7 +9,7 @@ import torch
 
 from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import same_on_all_ranks
-from ...encode.states import truncate
+from ...encode.states import state_only, truncate
 from ..core.objective import NestedBatch, Terms, require_known, require_positive
 from ..distillation.teacher import RepresentationDistillation, TaughtTexts
 from ..embedding.info_nce import nested_info_nce
@@ -85,7 +85,8 @@ class TeacherSpace(RepresentationDistillation):
     @property
     def layers(self) -> list[int]:
         layers = self.grid.layers
-        return [*(-layer for layer in layers if layer > 0), *layers] if self.state_only_weight > 0 else layers
+        maps = [state_only(layer) for layer in layers if layer > 0] if self.state_only_weight > 0 else []
+        return [*maps, *layers]
 
     def drawn(self, like: torch.Tensor) -> torch.Tensor:
         """
@@ -104,12 +105,13 @@ class TeacherSpace(RepresentationDistillation):
         candidates = torch.cat([taught.all_teachers, drawn])
         ids = self.ids_with(drawn, taught) if self.loss == "contrastive" else (None, None)
         texts = list(batch.texts.values())
-        read = [(layer, "", 1.0) for layer in self.grid.layers]
-        state_only = sorted(-layer for layer in self.layers if layer < 0 and layer in texts[0].layers)
-        read += [(-layer, "state_only", self.state_only_weight) for layer in state_only]
+        read = [(layer, layer, "", 1.0) for layer in self.grid.layers]
+        for layer in self.grid.layers:
+            if layer > 0 and (key := state_only(layer)) in self.layers and key in texts[0].layers:
+                read.append((key, layer, "state_only", self.state_only_weight))
         terms: Terms = {}
-        for key, name, weight in read:
-            students, layer = torch.cat([text.pooled(key, self.pooling) for text in texts]), abs(key)
+        for key, layer, name, weight in read:
+            students = torch.cat([text.pooled(key, self.pooling) for text in texts])
             dims = self.grid.dims_of(layer)
             losses = taught.rows.mean(self.losses_of(students, dims, candidates, taught, ids))
             for dim, loss in zip(dims, losses, strict=True):

@@ -11,7 +11,7 @@ from torch import nn
 from ...data.teacher import TeacherEmbeddings
 from ...encode.granularity import EncoderConfig, Grid, is_elastic
 from ...encode.states import unwrap_encoder
-from ...modeling.modeling_elastic import Elasticity
+from ...modeling.configuration_elastic import Elasticity
 from ...utils.help_texts import described
 from ...utils.papers import Identity
 from ..core.composition import Composition

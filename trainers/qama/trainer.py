@@ -19,7 +19,8 @@ from ...encode.ranks import is_sharded
 from ...encode.states import shared_layers, unwrap_encoder, width_of
 from ...hub_cards.training_record import RECORD_FILE, TrainingRecord
 from ...modeling import M3BertQuantizer, M3BertQuantizerConfig
-from ...modeling.modeling_elastic import resolve_size, source_of
+from ...modeling.configuration_elastic import resolve_size
+from ...modeling.files_elastic import source_of
 from ...models.auto import load_config
 from ...models.settings import EmbeddingSettings
 from ...utils.help_texts import described

@@ -14,7 +14,7 @@ from transformers import AutoModel
 from m3bert.encode.quantizer import find_quantizer
 from m3bert.hub_cards.training_record import RECORD_FILE, TrainingRecord
 from m3bert.modeling import M3BertModel, M3BertQuantizer
-from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import (
     QAMA,
