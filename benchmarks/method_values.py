@@ -64,8 +64,7 @@ def texts_of(count: int) -> list[str]:
 def values_of(method: str, folder: Path) -> list[float]:
     """The loss of each step, and the sum and the norm of the trained weights."""
     tokenizer, texts = tokenizer_of(), texts_of(32)
-    prefix = trainers.METHODS[method]
-    config_class = getattr(trainers, f"{prefix}Config")
+    config_class, trainer_class = (getattr(trainers, name) for name in trainers.METHODS[method])
     set_seed(0)
     config = M3BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
@@ -98,7 +97,7 @@ def values_of(method: str, folder: Path) -> list[float]:
     dataset = Dataset.from_dict(rows)
     if not embeds:
         dataset = Dataset.from_dict({"input_ids": tokenizer(texts)["input_ids"]})
-    trainer = getattr(trainers, f"{prefix}Trainer")(model, args, tokenizer, dataset)
+    trainer = trainer_class(model, args, tokenizer, dataset)
     if method not in TAUGHT:
         trainer.model.double()
     trainer.remove_callback(PrinterCallback)

@@ -11,17 +11,16 @@ from ..encode.granularity import is_elastic
 from ..modeling.modeling_elastic import Elasticity, Source, legal_layers
 from ..models.auto import load_config, load_model
 from ..models.conversion import convert_to_m3bert, take_layers
+from ..models.repository import naming
 from ..models.settings import load_tokenizer, safetensors_only
 from ..trainers.core.composition import mapping_of
-from .command import naming, option
+from .command import option
 from .convert import for_m3bert, layers_from
 
 
 @dataclass
 class BackboneArguments:
     """Which model to train."""
-
-    _argument_group_name = "The model"
 
     model_name_or_path: str | None = option(None, "Folder or Hub id. Default: a new m3BERT.", aliases=["--model"])
     tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: that of the model.")

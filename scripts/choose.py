@@ -50,7 +50,10 @@ def main(arguments: list[str]) -> None:
         "--tasks", nargs="+", default=[], help="tasks, task types or groups to judge by; default: retrieval, or all"
     )
     parser.add_argument(
-        "--tolerance", type=float, default=0.01, help="share of the quality that a two-stage search may lose"
+        "--tolerance",
+        type=float,
+        default=0.01,
+        help="share of the quality that a two-stage search may lose (default: %(default)s)",
     )
     parser.add_argument(
         "--plans",

@@ -24,8 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..models.repository import naming
 from ..utils.durable import replacing_files
-from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, naming, next_step, writing_to
+from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, next_step, writing_to
 from .fit import add_exit_options, fit_to_files, report, save_with_exits, streams_of
 
 

@@ -131,8 +131,7 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
 
 
 def unfinished_file(encoder: evaluation.GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
-    """The file for the results of the tasks that a run has scored so far. A run with other options, another encoder or
-    other versions of packages has another one."""
+    """The file for the results so far, named by a hash of options, weights and versions."""
     from ..evaluation.grid_evaluation import installed_versions
     from ..utils.hashing import key_of
 

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..encode.granularity import Granularity
+from ..models.repository import naming
 from ..utils.durable import replacing_files
-from .command import EXPORT_FILES, SIZE_FOLDERS, naming, next_step, option, parse_options, writing_to
+from .command import EXPORT_FILES, SIZE_FOLDERS, next_step, option, parse_options, writing_to
 
 
 @dataclass
@@ -75,8 +76,8 @@ def main(arguments: list[str]) -> None:
                     said[name] = f"queries {queries}, documents {documents} of {source}."
                 elif options.format == "static" or (name and part is not None and part.layer == 0):
                     dim = None if part is None else part.dim
-                    found = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
-                    said[name] = f"{found} of {source} as StaticEmbedding and StaticModel."
+                    size = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
+                    said[name] = f"{size} of {source} as StaticEmbedding and StaticModel."
                 else:
                     others = {"model_type": options.model_type, "encoder_only": options.encoder_only}
                     native = export_native(checkpoint, draft / name, part, **others)

@@ -104,7 +104,7 @@ def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) ->
 
 
 def encoder_of(folder: Path, encoding: EncoderArguments) -> evaluation.GridEncoder:
-    """The encoder of an index, from where the index was told, unless the options name another place."""
+    """The encoder of an index, from the index's manifest unless the options name another place."""
     read_object(folder / "index.json")  # before the imports of an index, which take seconds
     manifest = indexes.read_manifest(folder)
     encoding.model_name_or_path = encoding.model_name_or_path or manifest["model"]

@@ -68,10 +68,10 @@ def mine(pairs: Any, teacher: trainers.Teacher, options: MiningArguments, corpus
     model, columns = teacher.load(), (options.query_column, options.positive_column)
     queries, positives = (pairs[column][:] for column in columns)
     # A query that is a candidate is an answer to itself, so that the search leaves it out.
-    own = [*{*queries} & {*positives, *(corpus or ())}]
+    both = [*{*queries} & {*positives, *(corpus or ())}]
     with teacher.autocast(model):
-        found = mine_hard_negatives(
-            Dataset.from_dict(dict(zip(columns, (queries + own, positives + own), strict=True))),
+        mined = mine_hard_negatives(
+            Dataset.from_dict(dict(zip(columns, (queries + both, positives + both), strict=True))),
             model,
             anchor_column_name=options.query_column,
             positive_column_name=options.positive_column,
@@ -88,7 +88,7 @@ def mine(pairs: Any, teacher: trainers.Teacher, options: MiningArguments, corpus
             use_faiss=True,
             verbose=False,
         )
-    return found.filter(lambda query, positive: query != positive, input_columns=[*columns])
+    return mined.filter(lambda query, positive: query != positive, input_columns=[*columns])
 
 
 def main(arguments: list[str]) -> None:
@@ -109,9 +109,9 @@ def main(arguments: list[str]) -> None:
     )
     corpus = load_files(options.corpus_files)[options.corpus_column][:] if options.corpus_files else None
     pairs = load_files(options.files)
-    found = mine(pairs, teacher, options, corpus)
+    mined = mine(pairs, teacher, options, corpus)
     file = Path(options.output_file)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
-        found.to_json(str(draft), compression="gzip" if file.suffix == ".gz" else None)
-    print(f"{file}: {len(found):,} of {len(pairs):,} pairs, {options.negatives} negatives per pair")
+        mined.to_json(str(draft), compression="gzip" if file.suffix == ".gz" else None)
+    print(f"{file}: {len(mined):,} of {len(pairs):,} pairs, {options.negatives} negatives per pair")

@@ -49,6 +49,7 @@ from ..trainers import (
     ExitDistillation,
     Granularity,
     Grid,
+    Objective,
     TeacherEmbeddings,
     fit_exits,
 )
@@ -91,7 +92,7 @@ class OnlyBar(ProgressCallback):
     """The progress bar of a training, without its logs."""
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
-        """The table of the run has what counts."""
+        """Silence per-step logs."""
 
 
 def documents_of(pairs: list[Pair]) -> list[str]:
@@ -159,8 +160,9 @@ def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) 
     )
     shallow = Grid(tuple(g for g in grid if g.layer != grid.full.layer))
     across = CrossDepth(shallow, document_layer=grid.full.layer)
-    kept = ExitDistillation(shallow, bank=torch.from_numpy(before.vectors))
-    parts = {"same_depth": (1.0, Contrastive(grid)), "cross_depth": (1.0, across), "exit_distillation": (2.0, kept)}
+    distillation = ExitDistillation(shallow, bank=torch.from_numpy(before.vectors))
+    parts: dict[str, tuple[float, Objective]] = {"same_depth": (1.0, Contrastive(grid)), "cross_depth": (1.0, across)}
+    parts["exit_distillation"] = (2.0, distillation)
     bodies = encoder.tokenizer([pair.body for pair in pairs], truncation=True, max_length=SHORT_LENGTH).input_ids
     rows = [
         {"summary": pair.summary, "body": pair.body, "length": len(ids)}
@@ -196,11 +198,11 @@ def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
     grid = encoder.grid
     encoder = replace(encoder, grid=Grid.product([0, *grid.layers[1:2], grid.full.layer], [grid.full.dim]))
     encoded = encoder.encode(questions)
-    found = {in_words(g, encoder.grid): exact_search(encoded.at(g), vectors, FOUND) for g in encoder.grid}
+    ranks = {in_words(g, encoder.grid): exact_search(encoded.at(g), vectors, FOUND) for g in encoder.grid}
     for number, question in enumerate(questions):
-        rows = zip(*(rows[number].tolist() for rows in found.values()), strict=True)
+        rows = zip(*(rows[number].tolist() for rows in ranks.values()), strict=True)
         names = [[documents[row]["name"] for row in rank] for rank in rows]
-        print(f"\n{question}\n\n{markdown(list(found), names, words=len(found))}")
+        print(f"\n{question}\n\n{markdown(list(ranks), names, words=len(ranks))}")
 
 
 def in_words(g: Granularity, grid: Grid) -> str:
@@ -216,22 +218,22 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
     stages = [stage for stage in STAGES if stage in results["scores"]]
     scores, bm25 = results.pop("scores"), results["baselines"]["BM25"]
     for g in grid:
-        its = {stage: scores[stage][g] for stage in stages}
-        results["granularities"][str(g)] = its | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
+        measured = {stage: scores[stage][g] for stage in stages}
+        results["granularities"][str(g)] = measured | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
     def row(g: Granularity, *names: str) -> list[str]:
-        found = [" / ".join(percent(scores[stage][g][name]) for name in names) for stage in stages]
-        return [in_words(g, grid), *found, f"{latency.of(g):.1f}"]
+        cells = [" / ".join(percent(scores[stage][g][name]) for name in names) for stage in stages]
+        return [in_words(g, grid), *cells, f"{latency.of(g):.1f}"]
 
     header, dim = ["query", *(STAGES[stage] for stage in stages), "ms per query"], grid.full.dim
     some = [Granularity(layer, dim) for layer in grid.layers]
     some.insert(-1, Granularity(grid.full.layer, min(64, dim)))
     short = [row(g, "recall@10") for g in some] + [["BM25", *[percent(bm25["recall@10"])] * len(stages), ""]]
     rows = [row(g, "recall@10", "mrr@10") for g in grid]
-    for name, found in results["baselines"].items():
+    for name, metrics in results["baselines"].items():
         stage_of = next((stage for stage in stages if f" {stage} " in name), None)
-        value = f"{percent(found['recall@10'])} / {percent(found['mrr@10'])}"
+        value = f"{percent(metrics['recall@10'])} / {percent(metrics['mrr@10'])}"
         rows.append([name, *(value if stage_of in (None, stage) else "" for stage in stages), ""])
     table = f"Recall@10 / MRR@10 in percent.\n\n{markdown(header, rows)}\n\n{latency_report(latency, grid.layers)}\n"
     (folder / "table.md").write_text(table, encoding="utf-8")
@@ -258,7 +260,7 @@ def run(options: argparse.Namespace) -> None:
     baselines: dict[str, Any] = {}
 
     def measure(stage: str, document_layer: int | None) -> None:
-        vectors = {side: encoder.encode(its, description=f"Encoding the {side}") for side, its in task.texts.items()}
+        vectors = {side: encoder.encode(rows, description=f"Encoding the {side}") for side, rows in task.texts.items()}
         scores[stage] = score_vectors(task, vectors, document_layer)
         if document_layer is None:
             baselines["BM25"] = task.score_bm25()
@@ -317,10 +319,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--model_name_or_path", "--model", help="folder or Hub id of an encoder; default: one from PyPI"
     )
-    parser.add_argument("--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results")
+    parser.add_argument(
+        "--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results (default: %(default)s)"
+    )
     parser.add_argument("--fast", action="store_true", help="stop before the fine-tuning")
-    parser.add_argument("--steps", type=int, default=80, help=f"training steps, of {BATCH_SIZE} pairs each")
-    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument(
+        "--steps", type=int, default=80, help=f"training steps, of {BATCH_SIZE} pairs each (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     parser.add_argument("--query", action="append", help="ask an existing run; can be repeated")
     add_compute_options(parser)
     options = parser.parse_args(arguments)

@@ -138,6 +138,7 @@ class ScoredPairsConfig(TextTrainingArguments):
     """
 
     objective_class = ScoredPairs
+    objective_fields = ("pooling", "loss", "similarity", "temperature", "score_temperature", "reduction")
 
     loss: str = "cosent"
     similarity: str = "cosine"  # type: ignore[misc]  # a field here
@@ -149,17 +150,17 @@ class ScoredPairsConfig(TextTrainingArguments):
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = super().columns_of(*datasets)
         if len(columns) < 2 or (len(columns) == 2) != (self.loss in PAIR_LOSSES):
-            wanted = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
-            raise ValueError(f"loss={self.loss!r} needs {wanted}; found: {', '.join(columns) or 'none'}.")
+            needed = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
+            raise ValueError(f"loss={self.loss!r} needs {needed}; found: {', '.join(columns) or 'none'}.")
         return columns
 
     def label_column_of(self, *datasets: Any) -> str:
         if self.score_column is not None:
             return self.score_column
-        found = labels_of(self.all_columns(*datasets))
-        if len(found) != 1:
-            raise ValueError(f"Found {', '.join(found) or 'no column'} with scores: name one in score_column.")
-        return found[0]
+        labels = labels_of(self.all_columns(*datasets))
+        if len(labels) != 1:
+            raise ValueError(f"Found {', '.join(labels) or 'no column'} with scores: name one in score_column.")
+        return labels[0]
 
 
 class ScoredPairsTrainer(EmbeddingTrainer):

@@ -123,5 +123,5 @@ def columns_of(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def of_all(columns: Mapping[str, Mapping[str, torch.Tensor]], name: str) -> dict[str, torch.Tensor] | None:
     """Column -> its entry of this name; `None` unless every column has one."""
-    found = {column: values[name] for column, values in columns.items() if name in values}
-    return found if len(found) == len(columns) else None
+    entries = {column: values[name] for column, values in columns.items() if name in values}
+    return entries if len(entries) == len(columns) else None

@@ -89,16 +89,16 @@ class PublishingTrainer(NestedTrainer):
 
     def quality(self) -> dict[str, float]:
         """Run the evaluators on rank 0, and return their metrics on all ranks."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self.is_world_process_zero():
             encoder, state = self.grid_encoder(), self.state
             for evaluator in self.evaluators:
                 if isinstance(evaluator, GridEvaluator):
-                    metrics: Any = evaluator(encoder)
+                    result: Any = evaluator(encoder)
                 else:
-                    metrics = evaluator(as_sentence_transformer(encoder), None, state.epoch or 0, state.global_step)
-                found |= metrics if isinstance(metrics, dict) else {"evaluator": metrics}
-        return broadcast_object_list([found])[0]
+                    result = evaluator(as_sentence_transformer(encoder), None, state.epoch or 0, state.global_step)
+                metrics |= result if isinstance(result, dict) else {"evaluator": result}
+        return broadcast_object_list([metrics])[0]
 
     def record(self) -> TrainingRecord:
         """The record of this run up to now."""

@@ -116,7 +116,8 @@ class EmbeddingTrainer(PublishingTrainer):
         return args
 
     def embeddings_of(self, teacher: Any, args: Any, texts: Iterable[str]) -> TeacherEmbeddings | None:
-        """Hook for methods with a teacher: its embeddings of all texts. Here they can be given for an objective."""
+        """Hook for methods with a teacher: its embeddings of all texts. By default, only ready
+        embeddings are accepted."""
         if isinstance(teacher, TeacherEmbeddings | None):
             return teacher
         raise ValueError(f"{type(self).__name__} takes no teacher.")
@@ -173,9 +174,10 @@ def projection_for(config: EncoderConfig, dim: int | None, published: EmbeddingS
     """The projection to train: the published one if it has this many dims, else a new one; `None` without dims."""
     if dim is None:
         return None
-    found = published.projection if published is not None else None
-    fits = found is not None and found.out_features == dim
-    return Projection.of(found) if fits else Projection(config.hidden_size, dim)
+    known = published.projection if published is not None else None
+    if known is not None and known.out_features == dim:
+        return Projection.of(known)
+    return Projection(config.hidden_size, dim)
 
 
 def has_dropout(model: Any) -> bool:

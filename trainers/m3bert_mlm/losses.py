@@ -239,7 +239,7 @@ class _NestedCrossEntropy(torch.autograd.Function):
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         for block, log_sums, largest in zip(head.blocks, block_log_sums, block_largest, strict=True):
             nested, probabilities = buffers.of(len(rows), block.stop - block.start)
-            kept = []
+            every_score = []
             block_bias = None if bias is None else bias[block]
             for index, scores in enumerate(head.nested_scores(rows, weight[block].to(head.dtype), block_bias, nested)):
                 # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
@@ -247,11 +247,11 @@ class _NestedCrossEntropy(torch.autograd.Function):
                 torch.amax(torch.softmax(scores, dim=1, out=probabilities), dim=1, out=largest[index])
                 torch.amax(scores, dim=1, out=log_sums[index])
                 if divergences is not None:
-                    kept.append(scores.clone())
+                    every_score.append(scores.clone())
             if head.stored is not None:
                 _stored_scores(head.stored, block, len(rows)).copy_(nested)
             if divergences is not None:
-                parts.append(divergences.of_block(kept))
+                parts.append(divergences.of_block(every_score))
         log_sums = block_log_sums.sub_(block_largest.log_()).logsumexp(dim=0)
         ctx.head, ctx.divergences = head, divergences
         block_shares = block_log_sums.sub_(log_sums).exp_()
@@ -288,17 +288,19 @@ class _NestedCrossEntropy(torch.autograd.Function):
             if stored is not None:
                 shorter_prefixes = itertools.islice(all_scores, len(head.segments) - 1)
                 all_scores = itertools.chain(shorter_prefixes, [_stored_scores(stored, block, len(rows))])
-            kept = []
+            every_score = []
             for gradient, scores, factor in zip(gradients, all_scores, block_factors, strict=True):
                 if divergences is not None:
-                    kept.append(scores.clone())
+                    every_score.append(scores.clone())
                 torch.softmax(scores, dim=1, out=gradient).mul_(factor[:, None])
             # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
             hits = slice(bounds[number], bounds[number + 1])
             every[1:, order[hits], targets[hits] - block.start] -= target_grads[:, hits]
             if grad_parts is not None:
                 for gradient, extra in zip(
-                    gradients, divergences.score_gradients(kept, [each[number] for each in grad_parts]), strict=True
+                    gradients,
+                    divergences.score_gradients(every_score, [each[number] for each in grad_parts]),
+                    strict=True,
                 ):
                     gradient.add_(extra)
             for gradient, segment in zip(summed_from_the_longest(gradients), head.segments, strict=True):
@@ -324,11 +326,11 @@ def is_compiled(states: torch.Tensor) -> bool:
 def prefix_log_sums(products: Sequence[torch.Tensor], bias: torch.Tensor) -> torch.Tensor:
     """The log-sum-exp of a block's scores at every prefix dim, `(dims, rows)`, from the bias `(block,)`, which has
     their type, and the products `(rows, block)` of the segments."""
-    scores, found = bias, []
+    scores, log_sums = bias, []
     for product in products:
         scores = scores + product.to(bias.dtype)
-        found.append(scores.logsumexp(dim=1))
-    return torch.stack(found)
+        log_sums.append(scores.logsumexp(dim=1))
+    return torch.stack(log_sums)
 
 
 def segment_gradients(
@@ -362,7 +364,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         "a C compiler": any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))),
         "Python's headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
     }
-    if missing := [name for name, found in needed.items() if not found]:
+    if missing := [name for name, available in needed.items() if not available]:
         logger.warning_once(f"The masked-LM head is not compiled, which makes it slower: {missing[0]} is missing.")
         return function
     return torch.compile(function, dynamic=True)

@@ -107,6 +107,7 @@ class MatryoshkaDistillationConfig(MultigranularMLMConfig):
     """
 
     objective_class = MatryoshkaDistillation
+    objective_fields = ("pairs", "distillation_weight", "distillation_temperature", "distillation_direction")
 
     pairs: str | None = None
     distillation_weight: float = 1.0

@@ -133,12 +133,12 @@ class QAMA(RepresentationDistillation):
         terms: Terms = {}
         columns = len(batch.teacher or ())
         for layer in self.grid.layers:
-            vectors = (
+            embeddings = (
                 taught.teacher
                 if self.frozen
                 else torch.cat([text.pooled(layer, self.pooling) for text in batch.texts.values()])
             )
-            transformed = self.quantizer(vectors)
+            transformed = self.quantizer(embeddings)
             everywhere = taught.rows.gather(transformed)
             for dim in self.dims(layer):
                 g = Granularity(layer, dim)
@@ -147,8 +147,8 @@ class QAMA(RepresentationDistillation):
                     for code in self.codes:
                         bits = self.bits(everywhere, code, dim)
                         sides[Granularity(layer, dim, code)] = bits[taught.rows.offset :][: len(transformed)], bits
-                for granularity, (own, candidates) in sides.items():
-                    terms |= self.similarity_terms(granularity, own, candidates, targets, taught, columns)
+                for granularity, (vectors, candidates) in sides.items():
+                    terms |= self.similarity_terms(granularity, vectors, candidates, targets, taught, columns)
             terms |= self.regularizers(layer, transformed, everywhere, taught)
             if self.training:
                 self.quantizer.update_thresholds(everywhere.detach())
@@ -162,14 +162,14 @@ class QAMA(RepresentationDistillation):
     def similarity_terms(
         self,
         granularity: Granularity,
-        own: torch.Tensor,
+        vectors: torch.Tensor,
         candidates: torch.Tensor,
         targets: torch.Tensor,
         taught: TaughtTexts,
         columns: int,
     ) -> Terms:
         """The similarity losses at one granularity."""
-        similarities, count = cosine_matrix(own, candidates), self.rank_texts
+        similarities, count = cosine_matrix(vectors, candidates), self.rank_texts
         divergences = similarity_divergence(similarities, targets, temperature=self.temperature)
         losses = {
             "sim": taught.rows.mean(similarity_error(similarities, targets)),
@@ -177,7 +177,7 @@ class QAMA(RepresentationDistillation):
             "rank": taught.rows.mean(rank_error(similarities[:count], targets[:count])),
         }
         if self.matryoshka and columns > 1:
-            losses["contrast"] = self.contrast(own, candidates, taught, columns)
+            losses["contrast"] = self.contrast(vectors, candidates, taught, columns)
         weight = self.level_weight(granularity)
         return {
             self.term(granularity, name, weight=weight * self.weights[name]): loss for name, loss in losses.items()
@@ -192,17 +192,19 @@ class QAMA(RepresentationDistillation):
         weights = released_level_weights(self.dims(granularity.layer))
         return weights[granularity.dim] / sum(weights.values())
 
-    def contrast(self, own: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int) -> torch.Tensor:
+    def contrast(
+        self, vectors: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int
+    ) -> torch.Tensor:
         """InfoNCE of the first text column and the second, among all texts but the anchor itself and, on request,
         texts equal to the anchor or its positive."""
-        pairs = len(own) // columns
-        ids, all_ids = taught.targets[:, None], torch.arange(len(candidates), device=own.device)[:, None]
+        pairs = len(vectors) // columns
+        ids, all_ids = taught.targets[:, None], torch.arange(len(candidates), device=vectors.device)[:, None]
         if self.mask_duplicates and taught.own_ids is not None and taught.all_ids is not None:
             ids, all_ids = taught.own_ids, taught.all_ids
         losses = nested_info_nce(
-            own[:pairs],
+            vectors[:pairs],
             candidates,
-            dims=(own.shape[1],),
+            dims=(vectors.shape[1],),
             temperature=self.contrast_temperature,
             targets=taught.targets[pairs : 2 * pairs],
             anchor_ids=torch.cat([ids[:pairs], ids[pairs : 2 * pairs]], dim=1),
@@ -222,7 +224,7 @@ class QAMA(RepresentationDistillation):
         if self.quantization_loss:
             losses["quantization"] = self.quantization(transformed, widest.dim, taught)
         if self.variance_control:
-            # The new dims of each nested dim, on their own.
+            # The new dims of each nested dim, on their vectors.
             dims = [0, *self.grid.dims_of(layer)]
             levels = zip(dims[:-1], dims[1:], strict=True)
             values = torch.stack([variance_control(everywhere[:, start:end]) for start, end in levels])

@@ -79,6 +79,10 @@ class QAMAConfig(DistillationConfig):
     """
 
     projects = False
+    objective_fields = (
+        "pooling", "frozen", "codes", "quantized_gradient", "matryoshka", "quantization_loss", "regularization",
+        "variance_control", "temperature", "contrast_temperature", "rank_texts", "weights", "level_weights",
+    )  # fmt: skip
 
     frozen: bool = True
     codes: list[str] | None = None
@@ -137,7 +141,7 @@ class QAMAConfig(DistillationConfig):
         config = M3BertQuantizerConfig(hidden_size=grid.dims[-1], dims=grid.dims, layers=grid.layers, **options)
         quantizer = M3BertQuantizer(config)
         quantizer.initialize(sample_of(teacher))
-        return QAMA(grid, quantizer=quantizer, **self.objective_arguments(QAMA))
+        return QAMA(grid, quantizer=quantizer, **self.objective_arguments())
 
 
 class QAMATrainer(DistillationTrainer):
@@ -199,12 +203,12 @@ class QAMATrainer(DistillationTrainer):
         self.model.eval()
         for inputs in self.get_train_dataloader():
             texts = self.nested.encode(self._prepare_inputs(inputs))
-            found = [
+            pooled = [
                 text.pooled(layer, self.args.pooling)
                 for text in texts.values()
                 for layer in self.quantizer.config.layers
             ]
-            embeddings.append(self.accelerator.gather(torch.cat(found)))
+            embeddings.append(self.accelerator.gather(torch.cat(pooled)))
             count += len(embeddings[-1])
             if count >= CALIBRATION_TEXTS:
                 break
@@ -236,12 +240,12 @@ def require_published(encoder: Any, pooling: str | None, max_length: int | None)
         )
     if (settings := EmbeddingSettings.of_source(source)) is None:
         return
-    for option, kept, differs in (
+    for option, value, differs in (
         ("pooling", settings.pooling, settings.pooling != pooling),
         ("max_length", settings.max_length, (max_length or 0) > (settings.max_length or np.inf)),
     ):
         if differs:
-            raise ValueError(f"{name} was published with {option}={kept!r}, which a frozen encoder keeps.")
+            raise ValueError(f"{name} was published with {option}={value!r}, which a frozen encoder keeps.")
 
 
 def sample_of(teacher: TeacherEmbeddings) -> torch.Tensor:
