@@ -10,7 +10,6 @@ The second call prints the largest relative difference of each method, and fails
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -22,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, set_seed
 
 from m3bert import trainers
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertModel
 
 
@@ -108,7 +107,7 @@ def values_of(method: str, folder: Path) -> list[float]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("file", type=Path, help="file for the values")
     parser.add_argument("--against", type=Path, help="file of another commit")
     options = parser.parse_args(arguments)

@@ -13,7 +13,6 @@ Other texts are the held-out ones, Cranfield's documents, and 1,000 lines in eac
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +22,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, lines, sources
 from benchmarks.reproduction.study import add_results, development_tasks
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.evaluation.readers import load_task
 from m3bert.models.trim import compare, trim
@@ -62,7 +61,7 @@ def measure(source: str, texts: list[str], others: dict[str, list[str]], *, ever
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("encoder", choices=KINDS, help="the encoder")
     parser.add_argument("--model", help="its folder; minilm has a package")
     options = parser.parse_args(arguments)
