@@ -14,7 +14,7 @@ from ..models.conversion import convert_to_m3bert, take_layers
 from ..models.repository import naming
 from ..models.settings import load_tokenizer, safetensors_only
 from ..trainers.core.composition import mapping_of
-from .command import option
+from ..utils.help_texts import option
 from .convert import for_m3bert, layers_from
 
 
@@ -23,7 +23,7 @@ class BackboneArguments:
     """Which model to train."""
 
     model_name_or_path: str | None = option(None, "Folder or Hub id. Default: a new m3BERT.", aliases=["--model"])
-    tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: that of the model.")
+    tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: the model's.")
     model_config: dict | str | None = option(None, "Values for its config, as JSON or YAML: {attention_dropout: 0.1}.")
     student_layers: str | None = option(
         None,
@@ -83,8 +83,8 @@ def attending(model: Any, options: BackboneArguments) -> Any:
 
 
 def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
-    """A student of some layers of a model. If they are those of a depth of an elastic model, it is loaded at this
-    depth, with its exit. Other layers are taken from an m3BERT, to which any other encoder is converted."""
+    """A student of some layers of a model. A depth of an elastic model with these layers is loaded, with its
+    exit. Other layers are taken from an m3BERT, to which any other encoder is converted."""
     config = load_config(name, **Source.at(name, loading).options)
     chosen = layers_from(layers, config.num_hidden_layers, name)
     depth = len(chosen)

@@ -9,12 +9,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..utils.durable import only_writer
-from ..utils.help_texts import did_you_mean, one_line, with_default
+from ..utils.help_texts import did_you_mean, one_line
 
 
 if TYPE_CHECKING:
@@ -74,14 +73,6 @@ def compute_of(options: argparse.Namespace) -> ComputeArguments:
     from ..encode.device import ComputeArguments
 
     return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
-
-
-def option(default: Any, text: str, **metadata: Any) -> Any:
-    """A field of a dataclass of options, with its help; a list is copied. `MISSING` makes it required."""
-    metadata["help"] = with_default(text, default)
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 def parse_options(

@@ -1,6 +1,6 @@
 """
 A page to try an elastic encoder: what a depth, number of dims and precision finds and costs, beside the full size. For
-a model with exits, documents are embedded once, with all layers, and the depth is that of the question.
+a model with exits, documents are embedded once, with all layers; the depth is the question's.
 
     m3bert demo                                                   # the encoder of the quickstart
     m3bert demo --model_name_or_path user/model                   # any encoder
@@ -11,10 +11,6 @@ port are gradio's: GRADIO_SERVER_NAME, GRADIO_SERVER_PORT, GRADIO_SHARE.
 """
 
 from __future__ import annotations
-
-
-if __name__ == "__main__":
-    __import__("as_command").run()
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -39,7 +35,8 @@ from ..evaluation.latency import milliseconds_in_turn
 from ..modeling.modeling_elastic import Elasticity
 from ..trainers import Granularity, Grid
 from ..utils.extras import require_extra, require_sentence_transformers
-from .command import option, parse_options
+from ..utils.help_texts import option
+from .command import parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
@@ -178,7 +175,7 @@ vector = questions.encode_query("{PRESETS[0]}")"""
 
 
 def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
-    """The page of an encoder: users choose from its grid, and search documents or texts of their own."""
+    """The page of an encoder: users choose from its grid, and search documents or their texts."""
     gr = require_extra("gradio", "demo", "The page")
     exits, full = query_layers(encoder), encoder.grid.full
     layers = exits or encoder.grid.layers

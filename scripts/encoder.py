@@ -12,7 +12,7 @@ from ..encode.device import ComputeArguments
 from ..encode.granularity import Grid
 from ..models.repository import naming
 from ..utils.columns import Role
-from .command import option
+from ..utils.help_texts import option
 from .sources import default_base
 
 

@@ -19,10 +19,6 @@ None of these texts is in the task `stdlib` of `m3bert evaluate`. Nothing is dow
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import csv
 import io
 import json

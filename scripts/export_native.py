@@ -24,7 +24,8 @@ from typing import Literal
 from ..encode.granularity import Granularity
 from ..models.repository import naming
 from ..utils.durable import replacing_files
-from .command import EXPORT_FILES, SIZE_FOLDERS, next_step, option, parse_options, writing_to
+from ..utils.help_texts import option
+from .command import EXPORT_FILES, SIZE_FOLDERS, next_step, parse_options, writing_to
 
 
 @dataclass
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> None:
     if options.format == "static" and size is not None and size.layer != 0:
         raise ValueError(f"--format static exports layer 0, not {size.layer}: use --format native or router.")
     if options.sizes and (options.format != "native" or size is not None):
-        raise ValueError("--sizes are those of --format native, at all dims: omit --granularity.")
+        raise ValueError("--sizes needs --format native, and no --granularity.")
     folder, source = Path(options.output_dir), options.model_name_or_path
     files = SIZE_FOLDERS if options.sizes else EXPORT_FILES
     with writing_to(folder, files, options.overwrite, source):

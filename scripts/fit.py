@@ -22,10 +22,6 @@ Without `trust_remote_code`, the result is the source: its weights and its other
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import json
 import re
 import shutil

@@ -11,18 +11,15 @@ it was, and so does `--overwrite` until the new index is finished. `m3bert searc
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import evaluation, index as indexes
 from ..data.formats import check_files
 from ..utils.columns import fields_of
+from ..utils.help_texts import option
 from ..utils.typed import read_object
-from .command import next_step, option, parse_options
+from .command import next_step, parse_options
 from .encoder import EncoderArguments, load_as
 from .sources import default_base
 

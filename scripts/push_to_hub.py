@@ -17,10 +17,6 @@ same command again. The token comes from `hf auth login` or from HF_TOKEN.
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import argparse
 import shutil
 from pathlib import Path

@@ -12,10 +12,6 @@ docstring is the query, the text below it the document to find. All results go t
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import argparse
 import json
 import logging
@@ -251,13 +247,12 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
 
 
 def run(options: argparse.Namespace) -> None:
-    """The whole run. Raises a ValueError if a package is missing."""
+    """The whole run."""
     base, compute = options.model_name_or_path or default_base(), compute_of(options)
     require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
     logging.getLogger(GridEncoder.__module__).setLevel(logging.ERROR)  # texts are cut on purpose
     folder, step = options.output_dir, Steps(4 if options.fast else 6)
-    scores: dict[str, Any] = {}
-    baselines: dict[str, Any] = {}
+    scores, baselines = dict[str, Any](), dict[str, Any]()
 
     def measure(stage: str, document_layer: int | None) -> None:
         vectors = {side: encoder.encode(rows, description=f"Encoding the {side}") for side, rows in task.texts.items()}
@@ -266,10 +261,9 @@ def run(options: argparse.Namespace) -> None:
             baselines["BM25"] = task.score_bm25()
             return
         for layer in (0, full.layer):
-            sides = {"queries": vectors["queries"].at(Granularity(layer, full.dim))}
-            sides["documents"] = vectors["documents"].at(full)
-            name = in_words(Granularity(layer, full.dim), encoder.grid)
-            baselines[f"{name}, {stage} and BM25"] = task.score_bm25(sides)
+            g = Granularity(layer, full.dim)
+            sides = {"queries": vectors["queries"].at(g), "documents": vectors["documents"].at(full)}
+            baselines[f"{in_words(g, encoder.grid)}, {stage} and BM25"] = task.score_bm25(sides)
 
     set_seed(options.seed)
     with step("Read the documentation of Python and an encoder, and measure its first layers", "about 30 s"):
@@ -292,18 +286,18 @@ def run(options: argparse.Namespace) -> None:
         with step("Measure every size again", "about 30 s"):
             measure("trained", full.layer)
     with step("Embed all documents once, and time a query", "about 30 s"):
-        pairs = [*train_pairs, *test_pairs]
-        write_index(encoder, pairs, folder)
-        latency = measure_latency(encoder, task.texts["queries"][:40], documents=len(pairs), rounds=40)
+        write_index(encoder, [*train_pairs, *test_pairs], folder)
+        documents = len(train_pairs) + len(test_pairs)
+        latency = measure_latency(encoder, task.texts["queries"][:40], documents=documents, rounds=40)
     results = {**run_facts(), "seed": options.seed, "base": options.model_name_or_path or DEFAULT_ENCODER}
     results |= {"seconds": step.seconds, "train_pairs": len(train_pairs), "test_pairs": len(test_pairs)}
-    results |= {"python": sys.version.split()[0], "steps": 0 if options.fast else options.steps}
-    results |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
-    results |= {"layers": Elasticity.of(encoder.model.config).depths}
-    report(folder, results | {"baselines": baselines, "scores": scores}, encoder.grid, latency)
+    results |= {"python": sys.version.split()[0], "steps": 0 if options.fast else options.steps, "scores": scores}
+    results |= {"compute": {**vars(compute), "device": str(compute.torch_device)}, "baselines": baselines}
+    results["layers"] = Elasticity.of(encoder.model.config).depths
+    report(folder, results, encoder.grid, latency)
     print("\nFour questions to one index, by the depth of the query:")
     ask(folder, QUESTIONS, compute)
-    where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
+    where = f" --output_dir {folder}" * (folder != OUTPUT_DIR)
     program = "m3bert" if shutil.which("m3bert") else Path(sys.executable).with_name("m3bert")
     print(
         f"\nPicture: {folder / 'recall.png'}. All sizes: {folder / 'table.md'}. Encoder: {folder / 'model'}.\n\n"

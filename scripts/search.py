@@ -7,10 +7,6 @@ Search an index of `m3bert index`:
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import index as indexes
-from .command import option, parse_options
+from ..utils.help_texts import option
+from .command import parse_options
 from .encoder import EncoderArguments
 from .index import encoder_of
 

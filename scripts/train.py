@@ -20,10 +20,6 @@ these three; for ibkd, the default model is the teacher.
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import argparse
 import importlib.util
 import sys

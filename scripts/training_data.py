@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.formats import files_by_name
 from ..utils.columns import fields_of
-from .command import option
+from ..utils.help_texts import option
 
 
 if TYPE_CHECKING:

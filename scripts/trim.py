@@ -11,10 +11,6 @@ is measured on texts that are held out, or on those of --other. --languages read
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice

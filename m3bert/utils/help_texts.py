@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 Config = TypeVar("Config", bound=type)
@@ -48,6 +49,14 @@ def with_default(text: str, default: object) -> str:
     """A help text with the default of its option, if that says something."""
     says_nothing = default is None or default is False or default is MISSING or default in ("", [])
     return text if says_nothing else text + DEFAULT
+
+
+def option(default: Any, text: str, **metadata: Any) -> Any:
+    """A field of a dataclass of options, with its help; a list is copied. `MISSING` makes it required."""
+    metadata["help"] = with_default(text, default)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def declared_fields(cls: type) -> list[Field]:

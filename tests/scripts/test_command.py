@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from m3bert.commands.command import next_step, option, parse_options, run_command
+from m3bert.commands.command import next_step, parse_options, run_command
+from m3bert.utils.help_texts import option
 
 
 @dataclass

@@ -42,16 +42,13 @@ class ScoredPairs(Objective):
     """
     A loss on texts with scores at every granularity of a grid, summed or averaged over it. Pairs with a similarity:
     [`cosent`], also with the angles of AnglE. A query, its positive and its negatives with the scores of a reranker:
-    [`margin_mse`] or [`score_divergence`]. The batch is that of all ranks.
+    [`margin_mse`] or [`score_divergence`]. The batch spans all ranks.
 
     Args:
         grid ([`Grid`]): The granularities to train.
-        loss (`str`, *optional*, defaults to `"cosent"`): `"cosent"`, `"angle"`, `"margin_mse"` or `"kl"`.
-        similarity (`str`, *optional*, defaults to `"cosine"`): `"cosine"` or `"dot"`; `"angle"` has its own.
-        temperature (`float`, *optional*, defaults to 0.05): Temperature of the similarities; not for MarginMSE.
-        score_temperature (`float`, *optional*, defaults to 1.0): Temperature of the reranker's scores, for `"kl"`.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
-        reduction (`str`, *optional*, defaults to `"sum"`): `"sum"` or `"mean"` over the grid.
+
+    The other arguments are fields of [`ScoredPairsConfig`].
 
     Raises:
         ValueError: if an argument is out of range; in forward, if the batch has not as many scores as the loss needs.
@@ -83,7 +80,7 @@ class ScoredPairs(Objective):
 
     @property
     def identity(self) -> Identity:
-        """That of the loss."""
+        """Name, equation and papers of the loss."""
         title, equation, cited = LOSSES[self.loss]
         return Identity(title, f"{equation}, at every granularity", cited, self.tags)
 

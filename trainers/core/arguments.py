@@ -177,7 +177,7 @@ class TextTrainingArguments(NestedTrainingArguments):
     Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
     `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
 
-    The texts of the first column are queries, those of all other columns are documents. A model keeps what it was
+    The texts of the first column are queries, all others are documents. A model keeps what it was
     published with ([`EmbeddingSettings`]): pooling, projection, normalisation, prompts, longest text. Where an
     argument says otherwise, the log says so. The tokens of a prompt count towards the length of a text. A teacher
     reads texts without these prompts.
@@ -221,7 +221,7 @@ class TextTrainingArguments(NestedTrainingArguments):
 
     @property
     def views(self) -> int:
-        """Number of times that each text is encoded, with dropout masks of its own."""
+        """Number of times that each text is encoded, each time with other dropout masks."""
         return 1
 
     def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
@@ -287,7 +287,7 @@ class TextTrainingArguments(NestedTrainingArguments):
         return super().grid_for(config)
 
     def columns_of(self, *datasets: Any) -> list[str]:
-        """The text columns to train on: `text_columns`, or those of the first dataset ([`text_columns_of`]). Methods
+        """The text columns to train on: `text_columns`, or the first dataset's ([`text_columns_of`]). Methods
         check their number."""
         return self.text_columns if self.text_columns is not None else text_columns_of(self.all_columns(*datasets))
 

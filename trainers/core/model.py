@@ -57,7 +57,7 @@ class NestedModel(nn.Module):
     @property
     def _no_split_modules(self) -> list[str]:
         """Names of the classes that accelerate's FSDP wraps: the transformer layers. Some encoders also name their
-        embeddings, which must stay with the head and the objective: a step reads them outside of their own module."""
+        embeddings, which must stay with the head and the objective: a step reads them outside of their module."""
         return sorted({type(layer).__name__ for layer in transformer_layers(self.backbone)})
 
     @property

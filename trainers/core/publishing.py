@@ -172,7 +172,7 @@ class PublishingTrainer(NestedTrainer):
         Args:
             commit_message (`str`, *optional*): Commit message.
             blocking (`bool`, *optional*, defaults to `True`): Wait for the upload. `False` returns a `Future` at once.
-            token (`str`, *optional*): Token for the Hub. Default: `args.hub_token`, then that of the environment.
+            token (`str`, *optional*): Token for the Hub. Default: `args.hub_token`, then the environment's.
             revision (`str`, *optional*): Branch. Default: `args.hub_revision`, then `main`.
             private (`bool`, *optional*): Make a new repository private. Default: `args.hub_private_repo`, then `True`.
             kwargs: `results` ([`~m3bert.evaluation.GridResults`]; default: those in `output_dir/results.json`, if

@@ -60,7 +60,7 @@ class NestedTrainer(Trainer):
       separate file, which [`~NestedTrainer.save_model`] does not write.
     - Only the optimizer's state and the random state are pickled, which are needed to resume. It is read with
       `weights_only`: a file that holds anything but tensors and numbers is refused.
-    - A stream is shuffled anew in each epoch, and each rank trains on rows of its own ([`Epochs`]).
+    - A stream is shuffled anew in each epoch, and each rank trains on different rows ([`Epochs`]).
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The backbone. [`~NestedTrainer.train`] writes the
@@ -338,7 +338,7 @@ class NestedTrainer(Trainer):
             return loss.detach(), self.logits(inputs), inputs["labels"]
 
     def logits(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Hook for trainers that give logits: those of the full size for `compute_metrics`."""
+        """Hook for trainers that give logits: at the full size, for `compute_metrics`."""
         raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:

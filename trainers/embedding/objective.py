@@ -66,21 +66,12 @@ class EmbeddingObjective(Objective):
 
     Args:
         grid ([`Grid`]): The granularities to train.
-        temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
-        symmetric (`bool`, *optional*, defaults to `False`): Average two losses: that of each anchor among all
-            candidates, and that of each positive among all anchors.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Exclude false negatives of an anchor: texts equal to
             itself or its own positive, and positives of an equal anchor. Needs the `text_ids` of a batch, which
             [`TextColumnsCollator`] makes; without them nothing is masked.
-        learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
-            `temperature` and never below 0.01.
-        ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
-            ([`Ring`]) instead of gathering them. The losses are the same.
-        gather_negatives (`bool`, *optional*, defaults to `True`): Use the candidates of all ranks. Without, each rank
-            contrasts its own batch, also with `ring`.
-        own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row
-            ([`with_own_negatives`]), not for all.
+
+    The other arguments are fields of [`EmbeddingConfig`]; `symmetric` averages the losses of both directions.
 
     Raises:
         ValueError: if the temperature is not above 0; in forward, for a batch of one pair without hard negatives, or

@@ -48,7 +48,7 @@ class EmbeddingTrainer(PublishingTrainer):
             positive, then hard negatives. A [`~datasets.DatasetDict`] or `dict` has several data sets, whose columns
             may differ. Each batch is of one of them (`args.multi_dataset_batch_sampler`).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns; beside
-            several training sets, with columns of its own.
+            several training sets, perhaps with other columns.
         teacher (`Any`, *optional*): A teacher, for methods with one ([`DistillationTrainer`]).
         objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
             a [`Composition`].

@@ -451,7 +451,7 @@ class _Divergences:
         return (shares[:, :, 0] * means).sum(dim=0) - totals[:, 0] + totals[:, 1]
 
     def part_gradients(self, parts: Sequence[torch.Tensor], grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The gradients of the parts of all blocks, from those of the divergences."""
+        """The gradients of the parts of all blocks, from the divergences' gradients."""
         with torch.enable_grad():
             leaves = [part.detach().requires_grad_() for part in parts]
             return torch.autograd.grad(self.values(*leaves), leaves, grads)
@@ -459,7 +459,7 @@ class _Divergences:
     def score_gradients(
         self, scores: Sequence[torch.Tensor], part_gradients: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """The gradients of a block's scores at each dim, from those of its parts."""
+        """The gradients of a block's scores at each dim, from its parts' gradients."""
         with torch.enable_grad():
             leaves = [each.requires_grad_() for each in scores]
             return torch.autograd.grad(self.of_block(leaves), leaves, part_gradients, materialize_grads=True)

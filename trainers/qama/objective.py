@@ -48,26 +48,13 @@ class QAMA(RepresentationDistillation):
     Args:
         grid ([`Grid`]): Layers, and nested dims. The widest dim is the quantizer's hidden size.
         quantizer ([`M3BertQuantizer`]): The quantizer to train; see [`~M3BertQuantizer.initialize`].
-        frozen (`bool`, *optional*, defaults to `True`): Whether the quantizer reads the teacher's embeddings. The
-            encoder is then neither run nor trained.
         codes (`Sequence[str]`, *optional*, defaults to `("qama-2",)`): Codes whose similarities are matched.
-        quantized_gradient (`bool`, *optional*, defaults to `False`): Whether bits have a gradient.
-        matryoshka (`bool`, *optional*, defaults to `True`): Match similarities at every nested dim, not only at the
-            widest, and contrast pairs of texts if there are two columns.
-        quantization_loss (`bool`, *optional*, defaults to `True`): Keep numbers away from thresholds, and match the
-            similarities of codes.
-        regularization (`bool`, *optional*, defaults to `True`): Orthogonality of added dims, and information
-            bottleneck.
-        variance_control (`bool`, *optional*, defaults to `True`): Adaptive variance control.
         temperature (`float`, *optional*, defaults to 0.1): Temperature of the KL divergence.
-        contrast_temperature (`float`, *optional*, defaults to 0.05): Temperature of the contrastive loss.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
-        rank_texts (`int`, *optional*, defaults to 8): Texts per batch in the rank loss, which costs batch^2 numbers
-            per text.
         weights (`dict[str, float]`, *optional*): Name of a term -> weight, in place of [`WEIGHTS`].
-        level_weights (`dict[int, float]`, *optional*): Nested dim -> weight of its similarity losses, for every dim of
-            the grid. Default: [`level_weights`] of the released code, divided by their sum.
         pooling (`str`, *optional*, defaults to `"mean"`): Pooling of the encoder's hidden states.
+
+    The other arguments are fields of [`QAMAConfig`].
 
     Raises:
         ValueError: if an argument is out of range; in forward, as [`RepresentationDistillation`].
@@ -186,7 +173,7 @@ class QAMA(RepresentationDistillation):
     def level_weight(self, granularity: Granularity) -> float:
         """Weight of the similarities at one granularity."""
         if granularity.code != FLOAT and not self.quantized_gradient:
-            return 0.0  # reported in an evaluation, whose loss is to be that of the training
+            return 0.0  # reported in an evaluation, and not counted
         if self.level_weights:
             return self.level_weights[granularity.dim]
         weights = released_level_weights(self.dims(granularity.layer))

@@ -74,7 +74,7 @@ class QAMAConfig(DistillationConfig):
     exits, which share the space of the last layer, can use the same quantizer. Without `teacher_name_or_path`, the
     teacher is the model itself as it was saved.
 
-    The defaults are those of our study. The paper trains for 5 epochs with a learning rate of 1e-4 (recipe
+    The defaults come from our study. The paper trains for 5 epochs with a learning rate of 1e-4 (recipe
     `qama_paper`). In its released code, similarities weigh about 20 times more (recipe `qama_released`).
     """
 
@@ -134,7 +134,7 @@ class QAMAConfig(DistillationConfig):
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         if teacher.width != grid.dims[-1]:
             raise ValueError(
-                f"The teacher's embeddings have {teacher.width} dims, those of the model {grid.dims[-1]}: a quantizer "
+                f"The teacher's embeddings have {teacher.width} dims, the model's {grid.dims[-1]}: a quantizer "
                 "starts from embeddings like those that it will read."
             )
         options = mapping_of("quantizer_config", self.quantizer_config)
