@@ -78,7 +78,7 @@ def nested_cross_entropy(
     head = _Head.of(states, weight, dims, block_size)
     if is_compiled(states):
         return _CompiledCrossEntropy.apply(states, weight, bias, targets, head)
-    return _NestedCrossEntropy.apply(states, weight, bias, targets, head, None)[0]
+    return _NestedCrossEntropy.apply(states, weight, bias, targets, head)
 
 
 @torch.compiler.disable
@@ -127,7 +127,7 @@ def nested_cross_entropy_and_divergence(
     rows = states.flatten(0, 1)
     head = _Head.of(rows, weight, dims, block_size)
     divergences = _Divergences(tuple(pairs), tokens, reverse, temperature)
-    losses, values = _NestedCrossEntropy.apply(rows, weight, bias, targets.repeat(layers), head, divergences)
+    losses, values = _CrossEntropyAndDivergence.apply(rows, weight, bias, targets.repeat(layers), head, divergences)
     return losses.view(layers, tokens, len(dims)), values
 
 
@@ -178,6 +178,11 @@ class _Head:
         """Matrices `(rows, block)`."""
         return Buffers(rows, count, len(rows) * (self.blocks[0].stop if self.blocks else 0), self.precise)
 
+    def store(self, block: slice, scores: torch.Tensor) -> None:
+        """Keep the scores of the longest prefix for the backward pass, where there is memory for them."""
+        if self.stored is not None:
+            _stored_scores(self.stored, block, len(scores)).copy_(scores)
+
     def products(self, rows: torch.Tensor, block_weight: torch.Tensor) -> list[torch.Tensor]:
         """The products `(rows, block)` of the segments."""
         return [rows[:, segment] @ block_weight[:, segment].T for segment in self.segments]
@@ -219,8 +224,94 @@ def _stored_scores(stored: torch.Tensor, block: slice, rows: int) -> torch.Tenso
     return stored[block].view(-1)[: rows * width].view(rows, width)
 
 
+class _Statistics:
+    """The log-sum-exps of all blocks at every prefix dim."""
+
+    def __init__(self, head: _Head, rows: torch.Tensor) -> None:
+        shape = (len(head.blocks), len(head.segments), len(rows))
+        self.largest, self.probabilities = (rows.new_empty(shape, dtype=head.precise) for _ in range(2))
+
+    def add(self, number: int, index: int, scores: torch.Tensor, room: torch.Tensor) -> None:
+        """Add the scores `(rows, block)` of one block and dim; `room` has their shape."""
+        # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
+        # probability p = exp(s - log_sum).
+        torch.amax(torch.softmax(scores, dim=1, out=room), dim=1, out=self.probabilities[number, index])
+        torch.amax(scores, dim=1, out=self.largest[number, index])
+
+    def totals(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-sum-exps over the vocabulary `(dims, rows)`, and the share of each block `(blocks, dims, rows)`."""
+        block_log_sums = self.largest.sub_(self.probabilities.log_())
+        log_sums = block_log_sums.logsumexp(dim=0)
+        return log_sums, block_log_sums.sub_(log_sums).exp_()
+
+
+class _Gradients:
+    """The gradients of states, weight and bias, which grow block by block, in a backward pass."""
+
+    def __init__(self, ctx: Any, grad_losses: torch.Tensor) -> None:
+        self.head: _Head = ctx.head
+        self.states, self.weight, self.bias, targets, shares = ctx.saved_tensors[:5]
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_losses, self.rows = grad_losses.to(shares.dtype), self.states.to(self.head.dtype)
+        self.of_states = torch.zeros_like(self.states, dtype=shares.dtype) if needs_states else None
+        # The memory becomes the gradient of the weight, so a second backward pass cannot use its scores.
+        self.stored, self.head.stored = self.head.stored, None
+        room = torch.empty_like(self.weight) if needs_weight and self.stored is None else self.stored
+        self.of_weight = room if needs_weight else None
+        self.of_bias = torch.empty_like(self.bias) if needs_bias else None
+        self.buffers, self.factors = self.head.buffers(self.rows, 1 + len(self.head.segments)), shares * grad_losses.T
+        # In the order of the targets, the rows whose target is in a block are next to each other. Their bounds are the
+        # only numbers that the host waits for.
+        self.targets, self.order = targets.sort()
+        starts = torch.arange(0, len(self.weight), self.head.blocks[0].stop, device=targets.device)
+        self.bounds = [*torch.searchsorted(self.targets, starts).tolist(), len(targets)]
+        self.target_grads = grad_losses[self.order].T
+
+    def scores(self, number: int) -> Iterator[torch.Tensor]:
+        """Begin a block: its scores at each dim."""
+        block, bias = self.head.blocks[number], self.bias
+        self.buffer = self.buffers.of(len(self.rows), block.stop - block.start)
+        nested, *self.gradients = self.buffer
+        self.block_weight = self.weight[block].to(self.head.dtype)
+        scores = self.head.nested_scores(self.rows, self.block_weight, None if bias is None else bias[block], nested)
+        if self.stored is None:
+            return scores
+        shorter_prefixes = itertools.islice(scores, len(self.head.segments) - 1)
+        return itertools.chain(shorter_prefixes, [_stored_scores(self.stored, block, len(self.rows))])
+
+    def softmax(self, number: int, index: int, scores: torch.Tensor) -> None:
+        """The gradients of the log-sum-exps by the scores of a block at one dim."""
+        torch.softmax(scores, dim=1, out=self.gradients[index]).mul_(self.factors[number, index, :, None])
+
+    def subtract_targets(self, number: int) -> None:
+        """Subtract the gradients of the targets in a block."""
+        # Before rounding: in half precision, a probability close to 1 minus 1 would be 0.
+        hits = slice(self.bounds[number], self.bounds[number + 1])
+        columns = self.targets[hits] - self.head.blocks[number].start
+        self.buffer[1:, self.order[hits], columns] -= self.target_grads[:, hits]
+
+    def add(self, number: int) -> None:
+        """Add what the gradients of a block's scores are for states, weight and bias."""
+        block = self.head.blocks[number]
+        for gradient, segment in zip(summed_from_the_longest(self.gradients), self.head.segments, strict=True):
+            gradient = gradient.to(self.head.dtype)
+            if self.of_states is not None:
+                _add_product_(self.of_states[:, segment], gradient, self.block_weight[:, segment])
+            if self.of_weight is not None:
+                self.of_weight[block, segment] = gradient.T @ self.rows[:, segment]
+        if self.of_weight is not None:
+            self.of_weight[block, self.head.segments[-1].stop :] = 0
+        if self.of_bias is not None:
+            self.of_bias[block] = self.gradients[0].sum(dim=0)
+
+    def all(self) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of states, weight and bias."""
+        of_states = self.of_states.to(self.states.dtype) if self.of_states is not None else None
+        return of_states, self.of_weight, self.of_bias
+
+
 class _NestedCrossEntropy(torch.autograd.Function):
-    """See [`nested_cross_entropy`] and [`nested_cross_entropy_and_divergence`]."""
+    """See [`nested_cross_entropy`]."""
 
     @staticmethod
     def forward(
@@ -230,92 +321,78 @@ class _NestedCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         head: _Head,
-        divergences: _Divergences | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, buffers = states.to(head.dtype), head.buffers(states, 2)
-        precise = head.precise
-        shape = (len(head.blocks), len(head.segments), len(rows))
-        block_log_sums, block_largest = (states.new_empty(shape, dtype=precise) for _ in range(2))
+    ) -> torch.Tensor:
+        rows, statistics, buffers = states.to(head.dtype), _Statistics(head, states), head.buffers(states, 2)
+        for number, block in enumerate(head.blocks):
+            nested, room = buffers.of(len(rows), block.stop - block.start)
+            block_weight, block_bias = weight[block].to(head.dtype), None if bias is None else bias[block]
+            for index, scores in enumerate(head.nested_scores(rows, block_weight, block_bias, nested)):
+                statistics.add(number, index, scores, room)
+            head.store(block, nested)
+        log_sums, shares = statistics.totals()
+        ctx.head = head
+        ctx.save_for_backward(states, weight, bias, targets, shares)
+        return log_sums.T.contiguous() - target_scores(rows, weight, bias, targets, head)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_losses: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients = _Gradients(ctx, grad_losses)
+        for number in range(len(ctx.head.blocks)):
+            for index, scores in enumerate(gradients.scores(number)):
+                gradients.softmax(number, index, scores)
+            gradients.subtract_targets(number)
+            gradients.add(number)
+        return *gradients.all(), None, None
+
+
+class _CrossEntropyAndDivergence(torch.autograd.Function):
+    """See [`nested_cross_entropy_and_divergence`]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        head: _Head,
+        divergences: _Divergences,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, statistics, buffers = states.to(head.dtype), _Statistics(head, states), head.buffers(states, 2)
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for block, log_sums, largest in zip(head.blocks, block_log_sums, block_largest, strict=True):
-            nested, probabilities = buffers.of(len(rows), block.stop - block.start)
+        for number, block in enumerate(head.blocks):
+            nested, room = buffers.of(len(rows), block.stop - block.start)
+            block_weight, block_bias = weight[block].to(head.dtype), None if bias is None else bias[block]
             every_score = []
-            block_bias = None if bias is None else bias[block]
-            for index, scores in enumerate(head.nested_scores(rows, weight[block].to(head.dtype), block_bias, nested)):
-                # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
-                # probability p = exp(s - log_sum).
-                torch.amax(torch.softmax(scores, dim=1, out=probabilities), dim=1, out=largest[index])
-                torch.amax(scores, dim=1, out=log_sums[index])
-                if divergences is not None:
-                    every_score.append(scores.clone())
-            if head.stored is not None:
-                _stored_scores(head.stored, block, len(rows)).copy_(nested)
-            if divergences is not None:
-                parts.append(divergences.of_block(every_score))
-        log_sums = block_log_sums.sub_(block_largest.log_()).logsumexp(dim=0)
+            for index, scores in enumerate(head.nested_scores(rows, block_weight, block_bias, nested)):
+                statistics.add(number, index, scores, room)
+                every_score.append(scores.clone())
+            head.store(block, nested)
+            parts.append(divergences.of_block(every_score))
+        log_sums, shares = statistics.totals()
         ctx.head, ctx.divergences = head, divergences
-        block_shares = block_log_sums.sub_(log_sums).exp_()
         block_parts = [torch.stack(each) for each in zip(*parts, strict=True)]
-        ctx.save_for_backward(states, weight, bias, targets, block_shares, *block_parts)
-        values = None if divergences is None else divergences.values(*block_parts)
-        return log_sums.T.contiguous() - target_scores(rows, weight, bias, targets, head), values
+        ctx.save_for_backward(states, weight, bias, targets, shares, *block_parts)
+        losses = log_sums.T.contiguous() - target_scores(rows, weight, bias, targets, head)
+        return losses, divergences.values(*block_parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight, bias, targets, block_shares, *block_parts = ctx.saved_tensors
-        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        head, divergences, precise = ctx.head, ctx.divergences, block_shares.dtype
-        grad_losses, rows = grad_outputs[0].to(precise), states.to(head.dtype)
-        grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
-        # The memory becomes grad_weight below, so a second backward pass cannot use its scores.
-        stored, head.stored = head.stored, None
-        grad_weight = (torch.empty_like(weight) if stored is None else stored) if needs_weight else None
-        grad_bias = torch.empty_like(bias) if needs_bias else None
-        grad_parts = divergences.part_gradients(block_parts, grad_outputs[1].to(precise)) if divergences else None
-        buffers = head.buffers(rows, 1 + len(head.segments))
-        factors = block_shares * grad_losses.T
-        # In the order of the targets, the rows whose target is in a block are next to each other. Their bounds are the
-        # only numbers that the host waits for.
-        targets, order = targets.sort()
-        starts = torch.arange(0, len(weight), head.blocks[0].stop, device=targets.device)
-        bounds = [*torch.searchsorted(targets, starts).tolist(), len(targets)]
-        target_grads = grad_losses[order].T
-        for number, (block, block_factors) in enumerate(zip(head.blocks, factors, strict=True)):
-            block_weight = weight[block].to(head.dtype)
-            nested, *gradients = every = buffers.of(len(rows), block.stop - block.start)
-            all_scores = head.nested_scores(rows, block_weight, None if bias is None else bias[block], nested)
-            if stored is not None:
-                shorter_prefixes = itertools.islice(all_scores, len(head.segments) - 1)
-                all_scores = itertools.chain(shorter_prefixes, [_stored_scores(stored, block, len(rows))])
+        gradients, shares, block_parts = _Gradients(ctx, grad_outputs[0]), ctx.saved_tensors[4], ctx.saved_tensors[5:]
+        grad_parts = ctx.divergences.part_gradients(block_parts, grad_outputs[1].to(shares.dtype))
+        for number in range(len(ctx.head.blocks)):
             every_score = []
-            for gradient, scores, factor in zip(gradients, all_scores, block_factors, strict=True):
-                if divergences is not None:
-                    every_score.append(scores.clone())
-                torch.softmax(scores, dim=1, out=gradient).mul_(factor[:, None])
-            # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
-            hits = slice(bounds[number], bounds[number + 1])
-            every[1:, order[hits], targets[hits] - block.start] -= target_grads[:, hits]
-            if grad_parts is not None:
-                for gradient, extra in zip(
-                    gradients,
-                    divergences.score_gradients(every_score, [each[number] for each in grad_parts]),
-                    strict=True,
-                ):
-                    gradient.add_(extra)
-            for gradient, segment in zip(summed_from_the_longest(gradients), head.segments, strict=True):
-                gradient = gradient.to(head.dtype)
-                if grad_states is not None:
-                    _add_product_(grad_states[:, segment], gradient, block_weight[:, segment])
-                if grad_weight is not None:
-                    grad_weight[block, segment] = gradient.T @ rows[:, segment]
-            if grad_weight is not None:
-                grad_weight[block, head.segments[-1].stop :] = 0
-            if grad_bias is not None:
-                grad_bias[block] = gradients[0].sum(dim=0)
-
-        grad_states = grad_states.to(states.dtype) if grad_states is not None else None
-        return grad_states, grad_weight, grad_bias, None, None, None
+            for index, scores in enumerate(gradients.scores(number)):
+                every_score.append(scores.clone())
+                gradients.softmax(number, index, scores)
+            gradients.subtract_targets(number)
+            more = ctx.divergences.score_gradients(every_score, [part[number] for part in grad_parts])
+            for gradient, extra in zip(gradients.gradients, more, strict=True):
+                gradient.add_(extra)
+            gradients.add(number)
+        return *gradients.all(), None, None, None
 
 
 def is_compiled(states: torch.Tensor) -> bool:
