@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -178,11 +179,6 @@ class _Head:
         """Matrices `(rows, block)`."""
         return Buffers(rows, count, len(rows) * (self.blocks[0].stop if self.blocks else 0), self.precise)
 
-    def store(self, block: slice, scores: torch.Tensor) -> None:
-        """Keep the scores of the longest prefix for the backward pass, where there is memory for them."""
-        if self.stored is not None:
-            _stored_scores(self.stored, block, len(scores)).copy_(scores)
-
     def products(self, rows: torch.Tensor, block_weight: torch.Tensor) -> list[torch.Tensor]:
         """The products `(rows, block)` of the segments."""
         return [rows[:, segment] @ block_weight[:, segment].T for segment in self.segments]
@@ -224,19 +220,36 @@ def _stored_scores(stored: torch.Tensor, block: slice, rows: int) -> torch.Tenso
     return stored[block].view(-1)[: rows * width].view(rows, width)
 
 
-class _Statistics:
-    """The log-sum-exps of all blocks at every prefix dim."""
+read_all: Callable[[Iterable[Any]], object] = partial(deque, maxlen=0)  # values that are not needed again
+
+
+class _LogSums:
+    """The log-sum-exps of all blocks at every prefix dim, in a forward pass."""
 
     def __init__(self, head: _Head, rows: torch.Tensor) -> None:
-        shape = (len(head.blocks), len(head.segments), len(rows))
+        shape, self.head = (len(head.blocks), len(head.segments), len(rows)), head
         self.largest, self.probabilities = (rows.new_empty(shape, dtype=head.precise) for _ in range(2))
 
-    def add(self, number: int, index: int, scores: torch.Tensor, room: torch.Tensor) -> None:
-        """Add the scores `(rows, block)` of one block and dim; `room` has their shape."""
-        # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
-        # probability p = exp(s - log_sum).
-        torch.amax(torch.softmax(scores, dim=1, out=room), dim=1, out=self.probabilities[number, index])
-        torch.amax(scores, dim=1, out=self.largest[number, index])
+    def blocks(
+        self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> Iterator[Iterator[torch.Tensor]]:
+        """Yield the scores of each block, which are added as they are read: `(rows, block)` at each dim."""
+        rows, buffers = states.to(self.head.dtype), self.head.buffers(states, 2)
+        for number, block in enumerate(self.head.blocks):
+            nested, room = buffers.of(len(rows), block.stop - block.start)
+            block_weight, block_bias = weight[block].to(self.head.dtype), None if bias is None else bias[block]
+            yield self.adding(number, self.head.nested_scores(rows, block_weight, block_bias, nested), room)
+            if self.head.stored is not None:
+                _stored_scores(self.head.stored, block, len(rows)).copy_(nested)
+
+    def adding(self, number: int, every_score: Iterator[torch.Tensor], room: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the scores of a block after adding them; `room` has their shape."""
+        for index, scores in enumerate(every_score):
+            # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
+            # probability p = exp(s - log_sum).
+            torch.amax(torch.softmax(scores, dim=1, out=room), dim=1, out=self.probabilities[number, index])
+            torch.amax(scores, dim=1, out=self.largest[number, index])
+            yield scores
 
     def totals(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The log-sum-exps over the vocabulary `(dims, rows)`, and the share of each block `(blocks, dims, rows)`."""
@@ -268,31 +281,27 @@ class _Gradients:
         self.target_grads = grad_losses[self.order].T
 
     def scores(self, number: int) -> Iterator[torch.Tensor]:
-        """Begin a block: its scores at each dim."""
+        """Begin a block: yield its scores at each dim, and then set the gradients of their log-sum-exps."""
         block, bias = self.head.blocks[number], self.bias
         self.buffer = self.buffers.of(len(self.rows), block.stop - block.start)
         nested, *self.gradients = self.buffer
         self.block_weight = self.weight[block].to(self.head.dtype)
-        scores = self.head.nested_scores(self.rows, self.block_weight, None if bias is None else bias[block], nested)
-        if self.stored is None:
-            return scores
-        shorter_prefixes = itertools.islice(scores, len(self.head.segments) - 1)
-        return itertools.chain(shorter_prefixes, [_stored_scores(self.stored, block, len(self.rows))])
+        every = self.head.nested_scores(self.rows, self.block_weight, None if bias is None else bias[block], nested)
+        if self.stored is not None:
+            shorter_prefixes = itertools.islice(every, len(self.head.segments) - 1)
+            every = itertools.chain(shorter_prefixes, [_stored_scores(self.stored, block, len(self.rows))])
+        for gradient, scores, factor in zip(self.gradients, every, self.factors[number], strict=True):
+            yield scores
+            torch.softmax(scores, dim=1, out=gradient).mul_(factor[:, None])
 
-    def softmax(self, number: int, index: int, scores: torch.Tensor) -> None:
-        """The gradients of the log-sum-exps by the scores of a block at one dim."""
-        torch.softmax(scores, dim=1, out=self.gradients[index]).mul_(self.factors[number, index, :, None])
-
-    def subtract_targets(self, number: int) -> None:
-        """Subtract the gradients of the targets in a block."""
-        # Before rounding: in half precision, a probability close to 1 minus 1 would be 0.
-        hits = slice(self.bounds[number], self.bounds[number + 1])
-        columns = self.targets[hits] - self.head.blocks[number].start
-        self.buffer[1:, self.order[hits], columns] -= self.target_grads[:, hits]
-
-    def add(self, number: int) -> None:
-        """Add what the gradients of a block's scores are for states, weight and bias."""
+    def finish(self, number: int, others: Iterable[torch.Tensor] = ()) -> None:
+        """End a block: add its part of the gradients, also from other gradients of the scores at each dim."""
         block = self.head.blocks[number]
+        # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
+        hits = slice(self.bounds[number], self.bounds[number + 1])
+        self.buffer[1:, self.order[hits], self.targets[hits] - block.start] -= self.target_grads[:, hits]
+        for gradient, other in zip(self.gradients, others, strict=False):
+            gradient.add_(other)
         for gradient, segment in zip(summed_from_the_longest(self.gradients), self.head.segments, strict=True):
             gradient = gradient.to(self.head.dtype)
             if self.of_states is not None:
@@ -322,27 +331,21 @@ class _NestedCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         head: _Head,
     ) -> torch.Tensor:
-        rows, statistics, buffers = states.to(head.dtype), _Statistics(head, states), head.buffers(states, 2)
-        for number, block in enumerate(head.blocks):
-            nested, room = buffers.of(len(rows), block.stop - block.start)
-            block_weight, block_bias = weight[block].to(head.dtype), None if bias is None else bias[block]
-            for index, scores in enumerate(head.nested_scores(rows, block_weight, block_bias, nested)):
-                statistics.add(number, index, scores, room)
-            head.store(block, nested)
-        log_sums, shares = statistics.totals()
+        sums = _LogSums(head, states)
+        for every_score in sums.blocks(states, weight, bias):
+            read_all(every_score)
+        log_sums, shares = sums.totals()
         ctx.head = head
         ctx.save_for_backward(states, weight, bias, targets, shares)
-        return log_sums.T.contiguous() - target_scores(rows, weight, bias, targets, head)
+        return log_sums.T.contiguous() - target_scores(states.to(head.dtype), weight, bias, targets, head)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_losses: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients = _Gradients(ctx, grad_losses)
         for number in range(len(ctx.head.blocks)):
-            for index, scores in enumerate(gradients.scores(number)):
-                gradients.softmax(number, index, scores)
-            gradients.subtract_targets(number)
-            gradients.add(number)
+            read_all(gradients.scores(number))
+            gradients.finish(number)
         return *gradients.all(), None, None
 
 
@@ -359,22 +362,14 @@ class _CrossEntropyAndDivergence(torch.autograd.Function):
         head: _Head,
         divergences: _Divergences,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, statistics, buffers = states.to(head.dtype), _Statistics(head, states), head.buffers(states, 2)
-        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for number, block in enumerate(head.blocks):
-            nested, room = buffers.of(len(rows), block.stop - block.start)
-            block_weight, block_bias = weight[block].to(head.dtype), None if bias is None else bias[block]
-            every_score = []
-            for index, scores in enumerate(head.nested_scores(rows, block_weight, block_bias, nested)):
-                statistics.add(number, index, scores, room)
-                every_score.append(scores.clone())
-            head.store(block, nested)
-            parts.append(divergences.of_block(every_score))
-        log_sums, shares = statistics.totals()
+        sums = _LogSums(head, states)
+        blocks = sums.blocks(states, weight, bias)
+        parts = [divergences.of_block([scores.clone() for scores in every_score]) for every_score in blocks]
+        log_sums, shares = sums.totals()
         ctx.head, ctx.divergences = head, divergences
         block_parts = [torch.stack(each) for each in zip(*parts, strict=True)]
         ctx.save_for_backward(states, weight, bias, targets, shares, *block_parts)
-        losses = log_sums.T.contiguous() - target_scores(rows, weight, bias, targets, head)
+        losses = log_sums.T.contiguous() - target_scores(states.to(head.dtype), weight, bias, targets, head)
         return losses, divergences.values(*block_parts)
 
     @staticmethod
@@ -383,15 +378,9 @@ class _CrossEntropyAndDivergence(torch.autograd.Function):
         gradients, shares, block_parts = _Gradients(ctx, grad_outputs[0]), ctx.saved_tensors[4], ctx.saved_tensors[5:]
         grad_parts = ctx.divergences.part_gradients(block_parts, grad_outputs[1].to(shares.dtype))
         for number in range(len(ctx.head.blocks)):
-            every_score = []
-            for index, scores in enumerate(gradients.scores(number)):
-                every_score.append(scores.clone())
-                gradients.softmax(number, index, scores)
-            gradients.subtract_targets(number)
-            more = ctx.divergences.score_gradients(every_score, [part[number] for part in grad_parts])
-            for gradient, extra in zip(gradients.gradients, more, strict=True):
-                gradient.add_(extra)
-            gradients.add(number)
+            every_score = [scores.clone() for scores in gradients.scores(number)]
+            others = ctx.divergences.score_gradients(every_score, [part[number] for part in grad_parts])
+            gradients.finish(number, others)
         return *gradients.all(), None, None, None
 
 
@@ -432,7 +421,7 @@ def segment_gradients(
     return [each.to(products[0].dtype) for each in gradients], gradients[0].sum(dim=0)
 
 
-@functools.cache
+@cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function as one kernel for any number of rows and columns, where there is what compiles it: Triton, and the C
     compiler and Python's headers that it needs. Else the function as it is, with a warning."""
