@@ -259,7 +259,7 @@ class _LogSums:
 
 
 class _Gradients:
-    """The gradients of states, weight and bias, which grow block by block, in a backward pass."""
+    """The gradients of hidden states, weight and bias, which grow block by block, in a backward pass."""
 
     def __init__(self, ctx: Any, grad_losses: torch.Tensor) -> None:
         self.head: _Head = ctx.head
@@ -314,7 +314,7 @@ class _Gradients:
             self.of_bias[block] = self.gradients[0].sum(dim=0)
 
     def all(self) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of states, weight and bias."""
+        """The gradients of hidden states, weight and bias."""
         of_states = self.of_states.to(self.states.dtype) if self.of_states is not None else None
         return of_states, self.of_weight, self.of_bias
 
