@@ -47,19 +47,14 @@ def nested_cross_entropy(
     section 2.1): `loss[i, k] = -log softmax(states[i, :d_k] @ weight[:, :d_k].T + bias)[targets[i]]`, exact in value
     and gradient.
 
-    The scores of a prefix are those of the next shorter prefix plus one product over the dims between them, so all
-    prefixes together cost one product of all dims. Likewise, the gradient of a segment of dims is one product with
-    the sum of the gradients of all prefixes that contain it. The vocabulary is processed in blocks, twice: for the
-    log-sum-exp of every row and dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary
-    is never allocated.
-
-    On a GPU, all that follows the products of a block is compiled into one pass over them: it is limited by its
-    memory, and one operation after another reads and writes it many times.
+    The scores of a prefix continue those of the next shorter one, so all prefixes together cost one product of all
+    dims, and so do their gradients. The vocabulary is processed in blocks, twice: for the log-sum-exp of every row and
+    dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary is never allocated. On a GPU,
+    all that follows the products of a block is compiled into one pass over them.
 
     Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers (on a GPU twice as many,
     in the type of the products), and one number per row, dim and block. On a CPU, if there are at most `hidden_size`
-    rows, the memory of the gradient of `weight` is allocated in the forward pass, and holds the scores of the longest
-    prefix until the backward pass.
+    rows, the gradient of `weight` is allocated in the forward pass and holds the scores of the longest prefix.
 
     Args:
         states (`torch.Tensor` of shape `(rows, hidden_size)`): Hidden states of the masked tokens. Carries gradient.
