@@ -32,14 +32,8 @@ class MiningOptions:
 
 
 def mine(pairs: Any, teacher: Teacher, options: MiningOptions, corpus: list[str] | None = None) -> Any:
-    """The pairs with their negatives, in one column per negative. A query is no negative of itself.
-
-    Args:
-        pairs ([`~datasets.Dataset`]): Pairs of texts, whose positives are candidates.
-        teacher ([`Teacher`]): The model that searches.
-        options ([`MiningOptions`]): Which negatives to find.
-        corpus (`list[str]`, *optional*): Further candidates.
-    """
+    """A [`~datasets.Dataset`] of pairs with their negatives, in one column per negative. Candidates are all positives
+    and the corpus. A query is no negative of itself."""
     require_sentence_transformers("Mining")
     require_extra("faiss", "evaluation", "Mining")
     import numpy as np

@@ -48,19 +48,16 @@ def trim(
         source (`str`): Folder or Hub id of an encoder with a fast tokenizer.
         folder (`Path`): An empty folder to write to.
         texts (`Callable`): Returns the texts, each time that it is called.
-        other (`Callable`, *optional*): Returns texts to measure on. Default: every tenth text, up to 2,000 of them,
-            with the tokens of the others.
-        every_character (`bool`, *optional*, defaults to `True`): Keep all single characters, not only those of the
-            texts.
+        other (`Callable`, *optional*): Returns texts to measure on. Default: every tenth text, up to 2,000 of them.
+        every_character (`bool`, *optional*, defaults to `True`): Keep all single characters, not only the texts'.
         revision (`str`, *optional*): Branch, tag or commit of the source.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Run code that comes with the source.
 
     Returns:
-        `dict`: tokens and the [`size_of`] the weights `"before"` and `"after"`, and for `"other"` texts [`compare`].
+        `dict`: tokens and [`size_of`] the weights `"before"` and `"after"`; [`compare`] of `"other"` texts.
 
     Raises:
-        ValueError: for what cannot be trimmed, or if a text would have other tokens than before, or one of the first
-            texts other hidden states.
+        ValueError: if a text would have other tokens than before, or one of the first texts other hidden states.
     """
     with naming(source):
         copy_source(source, folder, revision, others=("elastic", "quantizer"))
@@ -78,7 +75,7 @@ def trim(
     remove_files(folder, OTHER_VOCABULARIES)
     trim_settings(folder, ids)
     before, after = trim_weights(folder, ids, config["vocab_size"])
-    require_same_tokens(vocabulary, tokenizer_of(folder), ids, map(as_read, batches(texts())))
+    require_same_tokens(vocabulary, Vocabulary(tokenizer_of(folder)), ids, map(as_read, batches(texts())))
     others = hidden_states(folder, first, trust_remote_code=trust_remote_code)
     for text, old, new in zip(first, states, others, strict=True):
         if (old - new).abs().max() > STATE_TOLERANCE * old.abs().max():
@@ -167,16 +164,12 @@ def compare(old: Vocabulary, new: Vocabulary, texts: Iterable[str | None]) -> di
     return {"texts": count, "longer": longer, "unknown_before": before, "unknown_after": after}
 
 
-def require_same_tokens(
-    vocabulary: Vocabulary, trimmed: Tokenizer, ids: Sequence[int], texts: Iterable[list[str]]
-) -> None:
-    """Raise a ValueError if a text has other tokens in the trimmed tokenizer, whose tokens had these ids."""
-    trimmed.no_truncation()
-    trimmed.no_padding()
+def require_same_tokens(old: Vocabulary, new: Vocabulary, ids: Sequence[int], texts: Iterable[list[str]]) -> None:
+    """Raise a ValueError if a text has other tokens in the new vocabulary, whose tokens had these ids."""
     for batch in texts:
-        encoded = [tokenizer.encode_batch_fast(batch) for tokenizer in (vocabulary.tokenizer, trimmed)]
-        for text, old, new in zip(batch, *encoded, strict=True):
-            if old.ids != [ids[token] for token in new.ids]:
+        encoded = [vocabulary.tokenizer.encode_batch_fast(batch) for vocabulary in (old, new)]
+        for text, before, after in zip(batch, *encoded, strict=True):
+            if before.ids != [ids[token] for token in after.ids]:
                 raise ValueError(f"{text[:60]!r} would have other tokens: this tokenizer cannot be trimmed.")
 
 

@@ -175,9 +175,8 @@ class PublishingTrainer(NestedTrainer):
             token (`str`, *optional*): Token for the Hub. Default: `args.hub_token`, then the environment's.
             revision (`str`, *optional*): Branch. Default: `args.hub_revision`, then `main`.
             private (`bool`, *optional*): Make a new repository private. Default: `args.hub_private_repo`, then `True`.
-            kwargs: `results` ([`~m3bert.evaluation.GridResults`]; default: those in `output_dir/results.json`, if
-                they belong to these weights), and the arguments `language`, `license`, `tags`, `finetuned_from` and
-                `dataset` of [`~transformers.Trainer.create_model_card`].
+            kwargs: `results` ([`~m3bert.evaluation.GridResults`]; default: `output_dir/results.json`, if of these
+                weights), and arguments of [`~transformers.Trainer.create_model_card`].
 
         Returns:
             [`~huggingface_hub.CommitInfo`], or a `Future` of it; `None` on all processes but the first.

@@ -80,11 +80,10 @@ class NestedTrainer(Trainer):
             `compute_metrics` is for a masked-LM head; other trainers have no logits and take an `evaluator`.
 
     Raises:
-        ValueError: if `compute_metrics` is passed to a trainer without logits; if the pooling is not that of the
-            model's exits; if the training set is smaller than one batch and smaller batches are dropped; if the metric
-            of the best model is of none of several evaluation sets; if the grid is outside the model, or lacks the
-            full size that the objective needs; if the objective reads more than the projection has; if flash attention
-            would compute in float32; if `fsdp` is combined with `mini_batch_size` or an evaluator.
+        ValueError: if `compute_metrics` is passed without logits; if the model's exits have another pooling; if the
+            training set is smaller than one batch and such batches are dropped; if the metric of the best model is of
+            none of several evaluation sets; if the grid is outside the model or the projection, or lacks the full
+            size; if flash attention would compute in float32; for `fsdp` with `mini_batch_size` or an evaluator.
     """
 
     # Columns that the collator reads if a dataset has them.
