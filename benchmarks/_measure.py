@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
@@ -16,12 +15,9 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import distributed
-from torch.profiler import ProfilerActivity, profile
 from transformers.utils.logging import disable_progress_bar
 
 from m3bert.commands.command import argument_parser
@@ -96,8 +92,8 @@ class Run:
 
     def memory(self, case: str, functions: Mapping[str, Callable[[], float]]) -> dict[str, float]:
         """The megabytes that each function returns in a new process; see [`added_peak`]."""
-        found = {name: in_new_process(function, self.threads) for name, function in functions.items()}
-        return self.record(case, found, "megabytes")
+        peaks = {name: in_new_process(function, self.threads) for name, function in functions.items()}
+        return self.record(case, peaks, "megabytes")
 
     def note(self, name: str, text: str) -> None:
         """Keep a text with the results, and print it."""
@@ -240,22 +236,6 @@ def added_peak(function: Callable[[], object]) -> float:
     return resident_megabytes("VmHWM") - before
 
 
-def allocated_peak(function: Callable[[], object]) -> float:
-    """
-    The peak, in megabytes, of the memory that torch's allocator of the CPU hands out during a call, less what the call
-    frees of what was there before. Unlike [`added_peak`], it is the same in every run, and memory that C libraries
-    allocate (work space of products, buffers of gloo) does not count.
-    """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        function()
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "trace.json")
-        recorded.export_chrome_trace(str(file))
-        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
-    return max(itertools.accumulate((size for _, size in changes), initial=0)) / 2**20
-
-
 def in_new_process(function: Callable[[], Value], threads: int) -> Value:
     """
     What a function returns in a new process.
@@ -268,31 +248,6 @@ def in_new_process(function: Callable[[], Value], threads: int) -> Value:
     context.set_forkserver_preload([__name__])  # torch is imported once for all new processes
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_prepared, function, threads).result()
-
-
-def in_new_processes(function: Callable[[], Value], number: int, threads: int) -> list[Value]:
-    """
-    What a function returns in each of several new processes, which speak to each other with gloo over TCP.
-
-    Args:
-        function (`Callable`): A function of a module, or a `partial` of one.
-        number (`int`): Number of processes.
-        threads (`int`): Threads of torch in each.
-    """
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with TemporaryDirectory() as folder, ProcessPoolExecutor(number, mp_context=context) as pool:
-        store = f"file://{folder}/store"
-        running = [pool.submit(_as_rank, function, rank, number, store, threads) for rank in range(number)]
-        return [process.result() for process in running]
-
-
-def _as_rank(function: Callable[[], Value], rank: int, number: int, store: str, threads: int) -> Value:
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=number)
-    found = _prepared(function, threads)
-    distributed.barrier()
-    distributed.destroy_process_group()
-    return found
 
 
 def _prepared(function: Callable[[], Value], threads: int) -> Value:

@@ -14,7 +14,6 @@ are chosen from all of its rows on the Hub by benchmarks/sick.json.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
@@ -25,7 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder
 from m3bert.data.files import load_files
 from m3bert.data.hub_data import load_hub
@@ -199,7 +198,7 @@ def fill(data: Path, names: Iterable[str], recorded: Mapping[str, list[Any]]) ->
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("folders", nargs="*", help="folders to fill, such as stsb; default: all that are recorded")
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name} from the files that are there")
     options, data = parser.parse_args(arguments), data_folder()

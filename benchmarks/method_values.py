@@ -10,7 +10,6 @@ The second call prints the largest relative difference of each method, and fails
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -22,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, set_seed
 
 from m3bert import trainers
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertModel
 
 
@@ -64,8 +63,7 @@ def texts_of(count: int) -> list[str]:
 def values_of(method: str, folder: Path) -> list[float]:
     """The loss of each step, and the sum and the norm of the trained weights."""
     tokenizer, texts = tokenizer_of(), texts_of(32)
-    prefix = trainers.METHODS[method]
-    config_class = getattr(trainers, f"{prefix}Config")
+    config_class, trainer_class = (getattr(trainers, name) for name in trainers.METHODS[method])
     set_seed(0)
     config = M3BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
@@ -98,7 +96,7 @@ def values_of(method: str, folder: Path) -> list[float]:
     dataset = Dataset.from_dict(rows)
     if not embeds:
         dataset = Dataset.from_dict({"input_ids": tokenizer(texts)["input_ids"]})
-    trainer = getattr(trainers, f"{prefix}Trainer")(model, args, tokenizer, dataset)
+    trainer = trainer_class(model, args, tokenizer, dataset)
     if method not in TAUGHT:
         trainer.model.double()
     trainer.remove_callback(PrinterCallback)
@@ -109,7 +107,7 @@ def values_of(method: str, folder: Path) -> list[float]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("file", type=Path, help="file for the values")
     parser.add_argument("--against", type=Path, help="file of another commit")
     options = parser.parse_args(arguments)

@@ -19,7 +19,6 @@ words.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -39,7 +38,7 @@ import torch
 from benchmarks._measure import seconds_in_turn
 from benchmarks.reproduction import exits
 from benchmarks.reproduction.study import commit
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.data.packing import Frame
@@ -304,7 +303,7 @@ def print_means(found: dict[str, Any], tests: dict[str, Evaluator]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--development", action="store_true", help="score the development sets")
     parser.add_argument("--tables", action="store_true", help="compare smaller rows, and rows for words")
     options = parser.parse_args(arguments)

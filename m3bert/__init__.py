@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .models.conversion import convert_to_m3bert as convert_to_m3bert
     from .models.native import convert_to_native as convert_to_native
     from .models.settings import EmbeddingSettings as EmbeddingSettings
+    from .models.trim import trim as trim
     from .trainers import *  # noqa: F403
 
 __version__ = "0.2.0"
@@ -32,7 +33,9 @@ ARCHITECTURE = (
     "M3BertQuantizer",
     "M3BertQuantizerConfig",
 )
-MODELS = {"EmbeddingSettings": "settings", "convert_to_m3bert": "conversion", "convert_to_native": "native"}
+MODELS = {
+    "EmbeddingSettings": "settings", "convert_to_m3bert": "conversion", "convert_to_native": "native", "trim": "trim"
+}  # fmt: skip
 __all__ = sorted(("__version__", *ARCHITECTURE, *MODELS, *trainers.__all__, *evaluation.__all__))
 
 

@@ -12,7 +12,7 @@ from .utils.help_texts import did_you_mean
 COMMANDS = {
     "fit": ("fit", "make any encoder elastic: fewer layers and a look-up in its own space, without training"),
     "convert": ("convert", "convert a BERT-family encoder to an m3BERT, exactly"),
-    "trim": ("trim", "trim the vocabulary of an encoder to that of your texts, with equal embeddings of them"),
+    "trim": ("trim", "trim the vocabulary of an encoder to your texts, with equal embeddings of them"),
     "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),
     "prepare": ("prepare", "tokenise and pack text for masked-LM training, by language"),
     "recipes": ("recipes", "list the recipes for `train --config NAME`, or print one"),

@@ -12,9 +12,10 @@ from ..modeling.configuration_elastic import Elasticity, legal_layers
 from ..modeling.files_elastic import Source
 from ..models.auto import load_config, load_model
 from ..models.conversion import convert_to_m3bert, take_layers
+from ..models.repository import naming
 from ..models.settings import load_tokenizer, safetensors_only
 from ..trainers.core.composition import mapping_of
-from .command import naming, option
+from ..utils.help_texts import option
 from .convert import for_m3bert, layers_from
 
 
@@ -22,10 +23,8 @@ from .convert import for_m3bert, layers_from
 class BackboneArguments:
     """Which model to train."""
 
-    _argument_group_name = "The model"
-
     model_name_or_path: str | None = option(None, "Folder or Hub id. Default: a new m3BERT.", aliases=["--model"])
-    tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: that of the model.")
+    tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: the model's.")
     model_config: dict | str | None = option(None, "Values for its config, as JSON or YAML: {attention_dropout: 0.1}.")
     student_layers: str | None = option(
         None,
@@ -85,8 +84,8 @@ def attending(model: Any, options: BackboneArguments) -> Any:
 
 
 def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
-    """A student of some layers of a model. If they are those of a depth of an elastic model, it is loaded at this
-    depth, with its exit. Other layers are taken from an m3BERT, to which any other encoder is converted."""
+    """A student of some layers of a model. A depth of an elastic model with these layers is loaded, with its
+    exit. Other layers are taken from an m3BERT, to which any other encoder is converted."""
     config = load_config(name, **Source.at(name, loading).options)
     chosen = layers_from(layers, config.num_hidden_layers, name)
     depth = len(chosen)

@@ -10,10 +10,6 @@ With `--output_file plan.json`, `m3bert index plan.json` builds the index.
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 from pathlib import Path
 
 from ..evaluation.choice import Budget, choose
@@ -24,8 +20,8 @@ from .command import argument_parser, next_step
 
 
 def judges(results: GridResults, names: list[str]) -> list[str]:
-    """The tasks to judge by. Names may be tasks, task types or groups; without any, the retrieval tasks if there are
-    scores for them, then those of MTEB, otherwise all tasks but geometry."""
+    """The tasks to judge by. Names may be tasks, task types or groups; without any, the retrieval tasks with
+    scores, then MTEB's, otherwise all tasks but geometry."""
     if not names:
         judged = [task for task_type in results.judged_task_types() for task in results.tasks(task_type)]
         return results.tasks("retrieval") or results.tasks("mteb_retrieval") or judged
@@ -50,7 +46,10 @@ def main(arguments: list[str]) -> None:
         "--tasks", nargs="+", default=[], help="tasks, task types or groups to judge by; default: retrieval, or all"
     )
     parser.add_argument(
-        "--tolerance", type=float, default=0.01, help="share of the quality that a two-stage search may lose"
+        "--tolerance",
+        type=float,
+        default=0.01,
+        help="share of the quality that a two-stage search may lose (default: %(default)s)",
     )
     parser.add_argument(
         "--plans",

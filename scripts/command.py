@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..utils.durable import only_writer
-from ..utils.help_texts import did_you_mean
+from ..utils.help_texts import did_you_mean, one_line
 
 
 if TYPE_CHECKING:
@@ -32,63 +30,28 @@ EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "do
 SIZE_FOLDERS = ("[0-9]*-layers", "table")  # of an export of several sizes
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Prints the description as written, every option with one spelling, and every default that says something."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if isinstance(action, argparse._StoreFalseAction):
-            return f"The opposite of --{action.dest}."
-        if action.required or action.default is False or action.default in (None, "", []):
-            return action.help
-        return super()._get_help_string(action)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return super()._format_action_invocation(action)
-        names = [name for name in action.option_strings if "-" not in name.strip("-")]
-        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
-        return ", ".join(names) + value
-
-
 class CommandParser(argparse.ArgumentParser):
-    """A parser that is [`arranged`]."""
+    """A parser that answers an unknown option with the nearest one."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        arranged(self, args)
-        return super().parse_args(args, namespace)
+        options, words = self.parse_known_args(args, namespace)
+        refuse_unknown(self, words)
+        return options
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """An empty parser whose help begins with a description."""
-    return CommandParser(description=description, formatter_class=HelpFormatter)
+    """An empty parser whose help begins with a description, as it is written."""
+    return CommandParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def arranged(parser: argparse.ArgumentParser, arguments: Sequence[str], *first: str) -> None:
-    """Order the options in the help: required ones first, then those in the examples, which the description indents.
-    The usage names the required ones, after the words `first`. ValueError for an unknown option: it names the nearest
-    one."""
-    examples = {*re.findall(r"--\w+", " ".join(re.findall(r"^ {4}.*", parser.description or "", re.MULTILINE)))}
-    either = [action for group in parser._mutually_exclusive_groups for action in group._group_actions]
-    needed = [action for action in parser._actions if action.required or not action.option_strings]
-    common = [one for one in parser._actions if one not in needed + either and examples & {*one.option_strings}]
-    for title, actions in (("required", needed + either), ("in the examples above", common)):
-        for group in parser._action_groups:
-            group._group_actions = [action for action in group._group_actions if action not in actions]
-        parser.add_argument_group(title)._group_actions += actions
-    parser._action_groups = parser._action_groups[-2:] + parser._action_groups[2:-2] + parser._action_groups[:2]
-    choice = [f"({' | '.join(map(_spelled, either))})"] if either else []
-    parser.usage = " ".join(["%(prog)s", *first, *map(_spelled, needed), *choice, "[options]"])
-    known = [name for action in parser._actions for name in action.option_strings]
-    for word in itertools.takewhile("--".__ne__, arguments):
-        name = word.partition("=")[0]
-        if name.startswith("--") and not any(option.startswith(name) for option in known):
-            raise ValueError(f"unknown option {name}{did_you_mean(name, known)}; --help lists all.")
-
-
-def _spelled(action: argparse.Action) -> str:
-    """An argument in a usage."""
-    name = action.dest.upper() + (" ..." if action.nargs == "+" else "")
-    return " ".join([*action.option_strings[:1], name if action.nargs != "?" else f"[{name}]"])
+def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Raise a ValueError for words that a parser does not know. It names the nearest option."""
+    if words:
+        name = words[0].partition("=")[0]
+        known = did_you_mean(name, re.findall(r"--\w+", parser.format_help()))
+        raise ValueError(
+            f"unknown {'option' if name.startswith('-') else 'argument'} {name}{known}; --help lists all."
+        )
 
 
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
@@ -112,16 +75,14 @@ def compute_of(options: argparse.Namespace) -> ComputeArguments:
     return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
 
 
-def option(default: Any, text: str, **metadata: Any) -> Any:
-    """A field of a dataclass of options, with its help; a list is copied. `MISSING` makes it required."""
-    metadata["help"] = text
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
 def parse_options(
-    classes: Sequence[type], description: str | None, arguments: list[str], **positionals: dict[str, Any]
+    classes: Sequence[type],
+    description: str | None,
+    arguments: list[str],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    before: str = "",
+    **positionals: dict[str, Any],
 ) -> tuple[Any, ...]:
     """
     Read options into dataclasses, one option per field.
@@ -130,18 +91,27 @@ def parse_options(
         classes (`Sequence[type]`): The dataclasses.
         description (`str`, *optional*): Text above the options in the help.
         arguments (`list[str]`): The command line.
+        defaults (`Mapping[str, Any]`, *optional*): Name of an option -> default in place of the field's.
+        before (`str`, *optional*): Words of the usage before the options, which the caller has read.
         positionals (`dict[str, Any]`, *optional*): Arguments without an option: name -> what `add_argument` takes.
 
     Returns:
         `tuple`: one object per dataclass, and with `positionals` a namespace of their values.
+
+    Raises:
+        ValueError: for an unknown option.
     """
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(classes, description=description, formatter_class=HelpFormatter)
+    usage = " ".join(filter(None, ["%(prog)s", before, *positionals, "[options]"]))
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = HfArgumentParser(classes, usage=usage, description=description, formatter_class=formatter)
     for name, values in positionals.items():
         parser.add_argument(name, **values)
-    arranged(parser, arguments)
-    return parser.parse_args_into_dataclasses(arguments)
+    parser.set_defaults(**(defaults or {}))
+    *objects, words = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
+    refuse_unknown(parser, words)
+    return tuple(objects)
 
 
 def check_overwriting(
@@ -153,13 +123,13 @@ def check_overwriting(
 ) -> None:
     """Raise a ValueError if a folder holds files of these patterns, which a command is to write, and `overwrite` is
     not set, or the folder is the source of the command. `instead` is what else the user can do."""
-    found = next((path.name for pattern in files for path in sorted(Path(folder).glob(pattern))), None)
-    if found is None:
+    name = next((path.name for pattern in files for path in sorted(Path(folder).glob(pattern))), None)
+    if name is None:
         return
     if source is not None and Path(folder).resolve() == Path(source).resolve():
         raise ValueError(f"{folder} is the source: name another folder for the result.")
     if not overwrite:
-        raise ValueError(f"{folder} holds {found}: pass --overwrite to replace it, {instead}.")
+        raise ValueError(f"{folder} holds {name}: pass --overwrite to replace it, {instead}.")
 
 
 @contextmanager
@@ -168,19 +138,6 @@ def writing_to(folder: str | Path, files: Sequence[str], *args: Any, **kwargs: A
     with only_writer(Path(folder)):
         check_overwriting(folder, files, *args, **kwargs)
         yield
-
-
-@contextmanager
-def naming(source: str | Path) -> Iterator[None]:
-    """Name a model in the error if it cannot be loaded: the libraries' message says that there is no connection."""
-    try:
-        yield
-    except RuntimeError as error:  # how transformers refuses tensors of another shape
-        raise ValueError(f"{source} cannot be loaded: {one_line(error)}") from error
-    except OSError as error:
-        if Path(source).is_dir():
-            raise
-        raise OSError(f"{source} is not a folder, and could not be loaded from the Hub: {one_line(error)}") from error
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:
@@ -204,10 +161,3 @@ def next_step(*words: object, model: str | Path | None = None, trust_remote_code
         words = ("m3bert", "evaluate", "--model_name_or_path", model, "--tasks", "stdlib", "--output_dir", folder)
         words += ("--trust_remote_code",) * trust_remote_code
     print(f"Next: {shlex.join(map(str, words))}")
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error, since some libraries add a page of advice. For files: name and reason."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

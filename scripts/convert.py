@@ -16,16 +16,13 @@ With --fit_exits, shallow layers embed into the space of the last one (see `m3be
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..models.repository import naming
 from ..utils.durable import replacing_files
-from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, naming, next_step, writing_to
+from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, next_step, writing_to
 from .fit import add_exit_options, fit_to_files, report, save_with_exits, streams_of
 
 
@@ -86,7 +83,7 @@ def converted(
 
 def layers_from(text: str, depth: int, name: str) -> list[int]:
     """The layers that `--student_layers` chooses of a model of this depth and name: the first ones for a number,
-    `"3"`, or those of a list, `"1,4,6"`."""
+    `"3"`, or a list, `"1,4,6"`."""
     words = str(text).replace(" ", "").split(",")  # a recipe may have a number
     layers = [int(word) if word.isdecimal() else 0 for word in words]
     if not {*layers} <= {*range(1, depth + 1)} or sorted(set(layers)) != layers:

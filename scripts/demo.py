@@ -1,6 +1,6 @@
 """
 A page to try an elastic encoder: what a depth, number of dims and precision finds and costs, beside the full size. For
-a model with exits, documents are embedded once, with all layers, and the depth is that of the question.
+a model with exits, documents are embedded once, with all layers; the depth is the question's.
 
     m3bert demo                                                   # the encoder of the quickstart
     m3bert demo --model_name_or_path user/model                   # any encoder
@@ -11,10 +11,6 @@ port are gradio's: GRADIO_SERVER_NAME, GRADIO_SERVER_PORT, GRADIO_SHARE.
 """
 
 from __future__ import annotations
-
-
-if __name__ == "__main__":
-    __import__("as_command").run()
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -39,7 +35,8 @@ from ..evaluation.latency import milliseconds_in_turn
 from ..modeling.configuration_elastic import Elasticity
 from ..trainers import Granularity, Grid
 from ..utils.extras import require_extra, require_sentence_transformers
-from .command import option, parse_options
+from ..utils.help_texts import option
+from .command import parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
@@ -76,7 +73,7 @@ size. Written by `m3bert demo --space`; the folder `m3bert` is a copy of this pa
 
 @dataclass
 class DemoArguments:
-    """Where the page goes."""
+    """Options of the page."""
 
     space: str | None = option(None, "Serve no page, but write this new folder to publish as a Space of the Hub.")
 
@@ -117,7 +114,7 @@ def query_layers(encoder: GridEncoder) -> list[int]:
 
 
 def search(encoder: GridEncoder, corpus: Corpus, query: GridEmbeddings, g: Granularity, encode_ms: float) -> Found:
-    """Search documents at a granularity, but of the last layer if the encoder has exits, with a query of its layer."""
+    """Search with a query of a granularity, using last-layer documents if exits exist."""
     stored = g.layer if g.layer in encoder.grid.layers else encoder.grid.full.layer
     index = PackedIndex.pack(corpus.embeddings.widest(stored), g.code, g.dim, encoder.quantizer)
     seek = partial(index.search, query.widest(g.layer), SHOWN)
@@ -178,13 +175,13 @@ vector = questions.encode_query("{PRESETS[0]}")"""
 
 
 def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
-    """The page of an encoder: users choose from its grid, and search documents or texts of their own."""
+    """The page of an encoder: users choose from its grid, and search documents or their texts."""
     gr = require_extra("gradio", "demo", "The page")
     exits, full = query_layers(encoder), encoder.grid.full
     layers = exits or encoder.grid.layers
     reader = replace(encoder, grid=Grid.product(layers, [full.dim]))
     alone = {layer: replace(encoder, grid=Grid.product([layer], [full.dim])) for layer in layers}
-    ms = milliseconds_in_turn({layer: partial(its.encode, PRESETS[:1]) for layer, its in alone.items()}, ROUNDS)
+    ms = milliseconds_in_turn({layer: partial(short.encode, PRESETS[:1]) for layer, short in alone.items()}, ROUNDS)
     embed_lines = lru_cache(8)(lambda lines: embed(encoder, lines))
 
     def compare(query: str, texts: str, layer: int, dim: int, code: str) -> list[str]:
@@ -192,14 +189,14 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
         corpus = embed_lines(lines) if lines else documents
         vectors = reader.encode([query])
         whole = search(encoder, corpus, vectors, full, ms[full.layer])
-        found = {each: search(encoder, corpus, vectors, Granularity(each, dim, code), ms[each]) for each in layers}
-        shared = {each: {*its.rows} & {*whole.rows} for each, its in found.items()}
-        points = {each: (its.ms, len(shared[each])) for each, its in found.items()}
+        hits = {each: search(encoder, corpus, vectors, Granularity(each, dim, code), ms[each]) for each in layers}
+        shared = {each: {*hit.rows} & {*whole.rows} for each, hit in hits.items()}
+        points = {each: (hit.ms, len(shared[each])) for each, hit in hits.items()}
         depth, size = in_words(layer, full.layer), f"{dim} dims, {code}"
-        mine = listing(f"{depth.capitalize()}, {size}", corpus, found[layer].rows, shared[layer])
-        its = listing(f"Full model, {full.dim} dims, {FLOAT}", corpus, whole.rows, shared[layer])
-        summary = headline(depth, len(shared[layer]), found[layer], whole)
-        return [summary, mine + its, curve(points, layer, len(whole.rows)), snippet(encoder, layer, dim, code)]
+        mine = listing(f"{depth.capitalize()}, {size}", corpus, hits[layer].rows, shared[layer])
+        theirs = listing(f"Full model, {full.dim} dims, {FLOAT}", corpus, whole.rows, shared[layer])
+        summary = headline(depth, len(shared[layer]), hits[layer], whole)
+        return [summary, mine + theirs, curve(points, layer, len(whole.rows)), snippet(encoder, layer, dim, code)]
 
     with gr.Blocks(title="One encoder, many sizes", analytics_enabled=False) as page:
         gr.Markdown(f"# One encoder, many sizes\n{ABOUT_EXITS if exits else ''}")
@@ -211,8 +208,8 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
                 names = [(in_words(each, full.layer), each) for each in layers]
                 layer = gr.Radio(names, value=layers[0 if exits else len(layers) // 2], label="Layers of the question")
                 dim = gr.Radio(encoder.grid.dims, value=full.dim, label="Dims: the leading numbers of each vector")
-                codes = [its for its in CODES.values() if encoder.quantizer is not None or not its.learned]
-                stored = [(f"{its.name}: {its.words}", its.name) for its in codes]
+                codes = [each for each in CODES.values() if encoder.quantizer is not None or not each.learned]
+                stored = [(f"{each.name}: {each.words}", each.name) for each in codes]
                 code = gr.Radio(stored, value="int8", label="Precision of the document vectors")
             with gr.Column(scale=5, min_width=320):
                 lists, figure = gr.HTML(elem_classes="found"), gr.HTML()

@@ -10,10 +10,6 @@ arrays that were interrupted, start the command again. docs/scale.md is on colle
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import os
 import shutil
 from contextlib import nullcontext
@@ -25,7 +21,8 @@ from typing import Any
 from ..data.formats import check_files
 from ..utils.columns import Role, fields_of
 from ..utils.durable import only_writer, replacing
-from .command import next_step, option, parse_options
+from ..utils.help_texts import option
+from .command import next_step, parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
@@ -109,7 +106,7 @@ def main(arguments: list[str]) -> None:
     is_ours = not torch.distributed.is_initialized()
     state = PartialState(cpu=encoding.uses_cpu)
     try:
-        # The arrays of npy have a lock of their own.
+        # Arrays lock themselves.
         locked = options.format != "npy" and state.is_main_process
         with only_writer(Path(options.output_dir)) if locked else nullcontext():
             embed(encoding, options, state)

@@ -18,10 +18,6 @@ runs tasks of MTEB (extra `mteb`), on data that it reads from the Hub. All score
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +32,8 @@ from ..evaluation.tasks import GROUPS, TASKS, Task, find_tasks
 from ..hub_cards.tables import latency_report, report, task_type_table
 from ..utils.durable import remove_files
 from ..utils.extras import how_to_install, require_extra
-from .command import next_step, option, parse_options, writing_to
+from ..utils.help_texts import option
+from .command import next_step, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import DEFAULT_ENCODER, local_data
 
@@ -115,7 +112,7 @@ def as_deployed(encoder: evaluation.GridEncoder, compute: ComputeArguments) -> e
 
 
 def tasks_of(options: EvaluationArguments) -> list[Task]:
-    """The tasks that the options name, then those of your own data."""
+    """The tasks that the options name, then your own data."""
     for source in (*options.pairs, *options.classification):
         if suffix_of(source) in FORMATS:
             check_files([source])
@@ -131,8 +128,7 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
 
 
 def unfinished_file(encoder: evaluation.GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
-    """The file for the results of the tasks that a run has scored so far. A run with other options, another encoder or
-    other versions of packages has another one."""
+    """The file for the results so far, named by a hash of options, weights and versions."""
     from ..evaluation.grid_evaluation import installed_versions
     from ..utils.hashing import key_of
 

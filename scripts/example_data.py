@@ -19,10 +19,6 @@ None of these texts is in the task `stdlib` of `m3bert evaluate`. Nothing is dow
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import csv
 import io
 import json
@@ -65,7 +61,7 @@ def example_files() -> dict[str, str]:
             {"query-id": f"q{row}", "corpus-id": f"d{row}", "score": 1} for row in range(len(held))
         ],
     }
-    return {name: written(name, found) for name, found in rows.items()} | {
+    return {name: written(name, content) for name, content in rows.items()} | {
         "text.txt": "".join(f"{pair.summary}\n" for pair in pairs)
     }
 
@@ -100,7 +96,9 @@ def write_examples(folder: Path) -> list[Path]:
 
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("."), help="folder for the files")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("."), help="folder for the files (default: %(default)s)"
+    )
     for file in write_examples(parser.parse_args(arguments).folder):
         lines = file.read_text(encoding="utf-8").count("\n")
         print(f"{file}: {lines:,} lines")

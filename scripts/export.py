@@ -18,18 +18,15 @@ sentence-transformers and model2vec, `--format router` queries by this table and
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..encode.granularity import Granularity
 from ..utils.durable import remove_files
+from ..utils.help_texts import option
 from . import export_native
-from .command import EXPORT_FILES, next_step, option, parse_options, writing_to
+from .command import EXPORT_FILES, next_step, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 

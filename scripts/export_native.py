@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Literal
 
 from ..encode.granularity import Granularity
+from ..models.repository import naming
 from ..utils.durable import replacing_files
-from .command import EXPORT_FILES, SIZE_FOLDERS, naming, next_step, option, parse_options, writing_to
+from ..utils.help_texts import option
+from .command import EXPORT_FILES, SIZE_FOLDERS, next_step, parse_options, writing_to
 
 
 @dataclass
@@ -48,7 +50,7 @@ def main(arguments: list[str]) -> None:
     if options.format == "static" and size is not None and size.layer != 0:
         raise ValueError(f"--format static exports layer 0, not {size.layer}: use --format native or router.")
     if options.sizes and (options.format != "native" or size is not None):
-        raise ValueError("--sizes are those of --format native, at all dims: omit --granularity.")
+        raise ValueError("--sizes needs --format native, and no --granularity.")
     folder, source = Path(options.output_dir), options.model_name_or_path
     files = SIZE_FOLDERS if options.sizes else EXPORT_FILES
     with writing_to(folder, files, options.overwrite, source):
@@ -75,8 +77,8 @@ def main(arguments: list[str]) -> None:
                     said[name] = f"queries {queries}, documents {documents} of {source}."
                 elif options.format == "static" or (name and part is not None and part.layer == 0):
                     dim = None if part is None else part.dim
-                    found = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
-                    said[name] = f"{found} of {source} as StaticEmbedding and StaticModel."
+                    size = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
+                    said[name] = f"{size} of {source} as StaticEmbedding and StaticModel."
                 else:
                     others = {"model_type": options.model_type, "encoder_only": options.encoder_only}
                     native = export_native(checkpoint, draft / name, part, **others)

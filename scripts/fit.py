@@ -22,10 +22,6 @@ Without `trust_remote_code`, the result is the source: its weights and its other
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import json
 import re
 import shutil
@@ -37,9 +33,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..data.formats import check_files, file_name
+from ..models.repository import copy_source, naming
 from ..utils.columns import fields_of
 from ..utils.durable import replacing_files
-from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, next_step, writing_to
+from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, next_step, writing_to
 
 
 if TYPE_CHECKING:
@@ -47,11 +44,6 @@ if TYPE_CHECKING:
     from ..exits.fit import ExitFit
 
     TargetVectors = tuple[dict[str, list[str]], TeacherEmbeddings]
-
-# What is copied of a source, beside the folders of its sentence-transformers modules.
-SOURCE_FILES = (
-    "*.json", "*.txt", "*.model", "*.jinja", "model*.safetensors", "*.py", "LICENSE*", "NOTICE*"
-)  # fmt: skip
 
 
 def add_exit_options(parser: ArgumentParser) -> None:
@@ -65,11 +57,16 @@ def add_exit_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--exit_layers", type=int, nargs="+", help="depths that run the first layers: 2 is 1-2")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
-    parser.add_argument("--text_column", default="text", help="column with the texts; title+text joins two columns")
+    parser.add_argument(
+        "--text_column",
+        default="text",
+        help="text column; title+text joins two (default: %(default)s)",
+    )
     parser.add_argument(
         "--basis",
         default="last_layer",
-        help="last_layer leaves the last layer as it is; principal rotates all embeddings to principal components",
+        help="last_layer leaves the last layer as it is; principal rotates all embeddings to principal components "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--no_static", action="store_true", help="fit no static table: exits read their layer's hidden state alone"
@@ -83,9 +80,18 @@ def add_exit_options(parser: ArgumentParser) -> None:
         "--teacher_name_or_path",
         help="folder or Hub id of another encoder, whose embeddings the exits predict",
     )
-    parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")
+    parser.add_argument(
+        "--teacher_cache_dir",
+        default="runs/teachers",
+        help="folder for the teacher's embeddings (default: %(default)s)",
+    )
     parser.add_argument("--max_length", type=int, help="longest text in tokens; default: the model's limit")
-    parser.add_argument("--batch_size", type=int, default=64, help="texts of 128 tokens per batch; more short ones")
+    parser.add_argument(
+        "--batch_size",
+        type=int,
+        default=64,
+        help="texts of 128 tokens per batch; more short ones (default: %(default)s)",
+    )
     add_compute_options(parser)
 
 
@@ -211,31 +217,6 @@ def write_map(fit: ExitFit, folder: Path) -> None:
         np.save(folder / "elastic" / "to_target.npy", fit.to_target.numpy())
 
 
-def copy_source(source: str, folder: Path, revision: str | None = None, others: Sequence[str] = ()) -> None:
-    """Copy what makes a model of a repository: its weights byte for byte, its tokenizer, the modules of
-    sentence-transformers, its code and its licence; and `others` of its folders, where it has them."""
-    from huggingface_hub import snapshot_download
-
-    from ..modeling.files_elastic import FOLDER, Source, weight_files
-
-    found = Path(source)
-    if not found.is_dir():
-        found = Path(snapshot_download(source, revision=revision, allow_patterns=[*SOURCE_FILES, "*/config.json"]))
-    modules = found / "modules.json"
-    folders = [its["path"] for its in json.loads(modules.read_text("utf-8"))] if modules.is_file() else []
-    folders = [*(name for name in folders if re.fullmatch(FOLDER, name)), *others]
-    if folders and not Path(source).is_dir():
-        snapshot_download(source, revision=revision, allow_patterns=[f"{name}/*" for name in folders])
-    weights = {Path(file).name for file in weight_files(Source(str(found)))}  # not of other variants
-    root = [file for pattern in SOURCE_FILES for file in found.glob(pattern) if file.is_file()]
-    root = [file for file in root if file.suffix != ".safetensors" or file.name in weights]
-    for file in [*root, *(file for name in folders for file in (found / name).glob("*") if file.is_file())]:
-        if file.suffix not in (".bin", ".md"):
-            target = folder / file.relative_to(found)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-
-
 def write_repository(model: Any, source: str, folder: Path, revision: str | None = None) -> None:
     """Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs
     them."""
@@ -248,7 +229,9 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     digests = {file.name: sha256_of(file) for file in sorted(folder.glob("model*.safetensors"))}
     fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
-    write_parts(folder, encoder.elastic.state_dict())
+    write_parts(
+        folder, {name.replace("table.weight", "table"): its for name, its in encoder.elastic.state_dict().items()}
+    )
     file = folder / "config.json"
     values = json.loads(file.read_text("utf-8"))
     own_code = {name: its for name, its in values.get("auto_map", {}).items() if "modeling_elastic" not in its}
@@ -307,7 +290,9 @@ def main(arguments: list[str]) -> None:
     texts = parser.add_mutually_exclusive_group(required=True)
     texts.add_argument("--files", nargs="+", help=".txt, .jsonl, .csv or .parquet files, also gzipped")
     texts.add_argument("--target_vectors", nargs="+", help="files with rows of text and vector: the index to join")
-    parser.add_argument("--vector_column", default="vector", help="column with the vectors of --target_vectors")
+    parser.add_argument(
+        "--vector_column", default="vector", help="column with the vectors of --target_vectors (default: %(default)s)"
+    )
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the source")
     add_exit_options(parser)

@@ -11,18 +11,15 @@ it was, and so does `--overwrite` until the new index is finished. `m3bert searc
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import evaluation, index as indexes
 from ..data.formats import check_files
 from ..utils.columns import fields_of
+from ..utils.help_texts import option
 from ..utils.typed import read_object
-from .command import next_step, option, parse_options
+from .command import next_step, parse_options
 from .encoder import EncoderArguments, load_as
 from .sources import default_base
 
@@ -104,7 +101,7 @@ def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) ->
 
 
 def encoder_of(folder: Path, encoding: EncoderArguments) -> evaluation.GridEncoder:
-    """The encoder of an index, from where the index was told, unless the options name another place."""
+    """The encoder of an index, from the index's manifest unless the options name another place."""
     read_object(folder / "index.json")  # before the imports of an index, which take seconds
     manifest = indexes.read_manifest(folder)
     encoding.model_name_or_path = encoding.model_name_or_path or manifest["model"]

@@ -16,16 +16,13 @@ interrupted, run it again: it keeps what is finished.
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
 from ..data.formats import check_files, files_by_language
-from .command import option, parse_options
+from ..utils.help_texts import option
+from .command import parse_options
 
 
 @dataclass

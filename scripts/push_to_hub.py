@@ -17,10 +17,6 @@ same command again. The token comes from `hf auth login` or from HF_TOKEN.
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import argparse
 import shutil
 from pathlib import Path
@@ -44,7 +40,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         choices=("elastic", "native", "static", "router"),
         default="elastic",
         help="elastic: the repository as it is; native: a plain encoder; static: the table; router: queries "
-        "by --granularity (default: the table) and documents by all layers. All but elastic need no remote code.",
+        "by --granularity, or the table, and documents by all layers. All but elastic need no remote code "
+        "(default: %(default)s)",
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits: needs torchao")
     parser.add_argument(
@@ -61,7 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--own_code", action="store_true", help="publish Python files that differ from this package's")
     parser.add_argument("--public", action="store_true", help="make a new repository public")
     parser.add_argument("--revision", help="existing branch to commit to; default: main")
-    parser.add_argument("--message", default="Publish with m3bert", help="commit message")
+    parser.add_argument("--message", default="Publish with m3bert", help="commit message (default: %(default)s)")
     parser.add_argument("--dry_run", action="store_true", help="list all files with their sizes, and push nothing")
     parser.add_argument("--output_dir", type=Path, help="new folder for a copy of these files, also the card")
     given = parser.parse_args(arguments)

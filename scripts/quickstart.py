@@ -12,10 +12,6 @@ docstring is the query, the text below it the document to find. All results go t
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import argparse
 import json
 import logging
@@ -50,6 +46,7 @@ from ..trainers import (
     ExitDistillation,
     Granularity,
     Grid,
+    Objective,
     TeacherEmbeddings,
     fit_exits,
 )
@@ -92,7 +89,7 @@ class OnlyBar(ProgressCallback):
     """The progress bar of a training, without its logs."""
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
-        """The table of the run has what counts."""
+        """Silence per-step logs."""
 
 
 def documents_of(pairs: list[Pair]) -> list[str]:
@@ -160,8 +157,9 @@ def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) 
     )
     shallow = Grid(tuple(g for g in grid if g.layer != grid.full.layer))
     across = CrossDepth(shallow, document_layer=grid.full.layer)
-    kept = ExitDistillation(shallow, bank=torch.from_numpy(before.vectors))
-    parts = {"same_depth": (1.0, Contrastive(grid)), "cross_depth": (1.0, across), "exit_distillation": (2.0, kept)}
+    distillation = ExitDistillation(shallow, bank=torch.from_numpy(before.vectors))
+    parts: dict[str, tuple[float, Objective]] = {"same_depth": (1.0, Contrastive(grid)), "cross_depth": (1.0, across)}
+    parts["exit_distillation"] = (2.0, distillation)
     bodies = encoder.tokenizer([pair.body for pair in pairs], truncation=True, max_length=SHORT_LENGTH).input_ids
     rows = [
         {"summary": pair.summary, "body": pair.body, "length": len(ids)}
@@ -197,11 +195,11 @@ def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
     grid = encoder.grid
     encoder = replace(encoder, grid=Grid.product([0, *grid.layers[1:2], grid.full.layer], [grid.full.dim]))
     encoded = encoder.encode(questions)
-    found = {in_words(g, encoder.grid): exact_search(encoded.at(g), vectors, FOUND) for g in encoder.grid}
+    ranks = {in_words(g, encoder.grid): exact_search(encoded.at(g), vectors, FOUND) for g in encoder.grid}
     for number, question in enumerate(questions):
-        rows = zip(*(rows[number].tolist() for rows in found.values()), strict=True)
+        rows = zip(*(rows[number].tolist() for rows in ranks.values()), strict=True)
         names = [[documents[row]["name"] for row in rank] for rank in rows]
-        print(f"\n{question}\n\n{markdown(list(found), names, words=len(found))}")
+        print(f"\n{question}\n\n{markdown(list(ranks), names, words=len(ranks))}")
 
 
 def in_words(g: Granularity, grid: Grid) -> str:
@@ -217,22 +215,22 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
     stages = [stage for stage in STAGES if stage in results["scores"]]
     scores, bm25 = results.pop("scores"), results["baselines"]["BM25"]
     for g in grid:
-        its = {stage: scores[stage][g] for stage in stages}
-        results["granularities"][str(g)] = its | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
+        measured = {stage: scores[stage][g] for stage in stages}
+        results["granularities"][str(g)] = measured | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
     def row(g: Granularity, *names: str) -> list[str]:
-        found = [" / ".join(percent(scores[stage][g][name]) for name in names) for stage in stages]
-        return [in_words(g, grid), *found, f"{latency.of(g):.1f}"]
+        cells = [" / ".join(percent(scores[stage][g][name]) for name in names) for stage in stages]
+        return [in_words(g, grid), *cells, f"{latency.of(g):.1f}"]
 
     header, dim = ["query", *(STAGES[stage] for stage in stages), "ms per query"], grid.full.dim
     some = [Granularity(layer, dim) for layer in grid.layers]
     some.insert(-1, Granularity(grid.full.layer, min(64, dim)))
     short = [row(g, "recall@10") for g in some] + [["BM25", *[percent(bm25["recall@10"])] * len(stages), ""]]
     rows = [row(g, "recall@10", "mrr@10") for g in grid]
-    for name, found in results["baselines"].items():
+    for name, metrics in results["baselines"].items():
         stage_of = next((stage for stage in stages if f" {stage} " in name), None)
-        value = f"{percent(found['recall@10'])} / {percent(found['mrr@10'])}"
+        value = f"{percent(metrics['recall@10'])} / {percent(metrics['mrr@10'])}"
         rows.append([name, *(value if stage_of in (None, stage) else "" for stage in stages), ""])
     table = f"Recall@10 / MRR@10 in percent.\n\n{markdown(header, rows)}\n\n{latency_report(latency, grid.layers)}\n"
     (folder / "table.md").write_text(table, encoding="utf-8")
@@ -250,25 +248,23 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
 
 
 def run(options: argparse.Namespace) -> None:
-    """The whole run. Raises a ValueError if a package is missing."""
+    """The whole run."""
     base, compute = options.model_name_or_path or default_base(), compute_of(options)
     require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
     logging.getLogger(GridEncoder.__module__).setLevel(logging.ERROR)  # texts are cut on purpose
     folder, step = options.output_dir, Steps(4 if options.fast else 6)
-    scores: dict[str, Any] = {}
-    baselines: dict[str, Any] = {}
+    scores, baselines = dict[str, Any](), dict[str, Any]()
 
     def measure(stage: str, document_layer: int | None) -> None:
-        vectors = {side: encoder.encode(its, description=f"Encoding the {side}") for side, its in task.texts.items()}
+        vectors = {side: encoder.encode(rows, description=f"Encoding the {side}") for side, rows in task.texts.items()}
         scores[stage] = score_vectors(task, vectors, document_layer)
         if document_layer is None:
             baselines["BM25"] = task.score_bm25()
             return
         for layer in (0, full.layer):
-            sides = {"queries": vectors["queries"].at(Granularity(layer, full.dim))}
-            sides["documents"] = vectors["documents"].at(full)
-            name = in_words(Granularity(layer, full.dim), encoder.grid)
-            baselines[f"{name}, {stage} and BM25"] = task.score_bm25(sides)
+            g = Granularity(layer, full.dim)
+            sides = {"queries": vectors["queries"].at(g), "documents": vectors["documents"].at(full)}
+            baselines[f"{in_words(g, encoder.grid)}, {stage} and BM25"] = task.score_bm25(sides)
 
     set_seed(options.seed)
     with step("Read the documentation of Python and an encoder, and measure its first layers", "about 30 s"):
@@ -291,18 +287,18 @@ def run(options: argparse.Namespace) -> None:
         with step("Measure every size again", "about 30 s"):
             measure("trained", full.layer)
     with step("Embed all documents once, and time a query", "about 30 s"):
-        pairs = [*train_pairs, *test_pairs]
-        write_index(encoder, pairs, folder)
-        latency = measure_latency(encoder, task.texts["queries"][:40], documents=len(pairs), rounds=40)
+        write_index(encoder, [*train_pairs, *test_pairs], folder)
+        documents = len(train_pairs) + len(test_pairs)
+        latency = measure_latency(encoder, task.texts["queries"][:40], documents=documents, rounds=40)
     results = {**run_facts(), "seed": options.seed, "base": options.model_name_or_path or DEFAULT_ENCODER}
     results |= {"seconds": step.seconds, "train_pairs": len(train_pairs), "test_pairs": len(test_pairs)}
-    results |= {"python": sys.version.split()[0], "steps": 0 if options.fast else options.steps}
-    results |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
-    results |= {"layers": Elasticity.of(encoder.model.config).depths}
-    report(folder, results | {"baselines": baselines, "scores": scores}, encoder.grid, latency)
+    results |= {"python": sys.version.split()[0], "steps": 0 if options.fast else options.steps, "scores": scores}
+    results |= {"compute": {**vars(compute), "device": str(compute.torch_device)}, "baselines": baselines}
+    results["layers"] = Elasticity.of(encoder.model.config).depths
+    report(folder, results, encoder.grid, latency)
     print("\nFour questions to one index, by the depth of the query:")
     ask(folder, QUESTIONS, compute)
-    where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
+    where = f" --output_dir {folder}" * (folder != OUTPUT_DIR)
     program = "m3bert" if shutil.which("m3bert") else Path(sys.executable).with_name("m3bert")
     print(
         f"\nPicture: {folder / 'recall.png'}. All sizes: {folder / 'table.md'}. Encoder: {folder / 'model'}.\n\n"
@@ -318,10 +314,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--model_name_or_path", "--model", help="folder or Hub id of an encoder; default: one from PyPI"
     )
-    parser.add_argument("--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results")
+    parser.add_argument(
+        "--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results (default: %(default)s)"
+    )
     parser.add_argument("--fast", action="store_true", help="stop before the fine-tuning")
-    parser.add_argument("--steps", type=int, default=80, help=f"training steps, of {BATCH_SIZE} pairs each")
-    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument(
+        "--steps", type=int, default=80, help=f"training steps, of {BATCH_SIZE} pairs each (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     parser.add_argument("--query", action="append", help="ask an existing run; can be repeated")
     add_compute_options(parser)
     options = parser.parse_args(arguments)

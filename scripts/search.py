@@ -7,10 +7,6 @@ Search an index of `m3bert index`:
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import index as indexes
-from .command import option, parse_options
+from ..utils.help_texts import option
+from .command import parse_options
 from .encoder import EncoderArguments
 from .index import encoder_of
 
@@ -41,13 +38,13 @@ def filters(texts: Sequence[str], columns: Mapping[str, str]) -> dict[str, list[
     Raises:
         ValueError: if a filter has another form.
     """
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     for text in texts:
         column, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--where {text}: write column=value.")
-        found.setdefault(column, []).append(value if columns.get(column) == "text" else _parsed(value))
-    return found
+        values.setdefault(column, []).append(value if columns.get(column) == "text" else _parsed(value))
+    return values
 
 
 def _parsed(value: str) -> Any:
@@ -77,4 +74,4 @@ def main(arguments: list[str]) -> None:
     encoder = encoder_of(words.folder, encoding)  # first, since it finds out whether the folder holds an index
     with indexes.Index.open(words.folder, encoder) as index:
         hits = index.search([words.question], options.top_k, filters(options.where, index.layout.columns))[0]
-    print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing found.")
+    print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing values.")

@@ -20,16 +20,12 @@ these three; for ibkd, the default model is the teacher.
 
 from __future__ import annotations
 
-
-if __name__ == "__main__":
-    __import__("as_command").run()
-
 import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -41,7 +37,7 @@ from ..encode.granularity import Grid
 from ..utils.columns import check_columns, fields_of, text_columns_of
 from ..utils.durable import only_writer, remove_files, replacing_files
 from ..utils.help_texts import did_you_mean
-from .command import MODEL_FILES, HelpFormatter, arranged, check_overwriting, next_step
+from .command import MODEL_FILES, check_overwriting, next_step, parse_options
 from .recipes import merged, read_recipes
 from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
 
@@ -57,8 +53,8 @@ __doc__ = (__doc__ or "").format(methods="\n".join(wrap(", ".join(trainers.METHO
 def method_of(name: str) -> tuple[type, type]:
     """The config and the trainer of a method: one of `trainers.METHODS`, or `path/to/file.py:ConfigClass`."""
     if name in trainers.METHODS:
-        prefix = trainers.METHODS[name]
-        return getattr(trainers, f"{prefix}Config"), getattr(trainers, f"{prefix}Trainer")
+        config, trainer = trainers.METHODS[name]
+        return getattr(trainers, config), getattr(trainers, trainer)
     file, _, class_name = name.rpartition(":")
     if not file.endswith(".py"):
         raise ValueError(
@@ -66,10 +62,10 @@ def method_of(name: str) -> tuple[type, type]:
             f"methods: {', '.join(trainers.METHODS)}, or path/to/mine.py:MyConfig."
         )
     config_class = load_class(Path(file), class_name)
-    for base in config_class.__mro__:  # the nearest class of this library that has a trainer
-        trainer = f"{base.__name__.removesuffix('Config')}Trainer"
-        if trainer in trainers.__all__ and getattr(trainers, base.__name__, None) is base:
-            return config_class, getattr(trainers, trainer)
+    known = {getattr(trainers, config): trainer for config, trainer in [*trainers.METHODS.values(), *trainers.BASES]}
+    for base in config_class.__mro__:
+        if base in known:
+            return config_class, getattr(trainers, known[base])
     raise ValueError(f"{class_name} in {file} must derive from EmbeddingConfig or MultigranularMLMConfig.")
 
 
@@ -82,11 +78,22 @@ def load_class(file: Path, name: str) -> type:
     return getattr(module, name)
 
 
-def recipe_parser(arguments: list[str]) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
-    """The parser of `--config`, and the options of the files that it names."""
-    configs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    configs.add_argument("--config", action="append", default=[], help="Recipe or YAML file. Can be repeated.")
-    return configs, read_recipes(configs.parse_known_args(arguments)[0].config)
+def read_config(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options of the files that `--config` names, and the other words of the command line. A mapping of a recipe,
+    such as `sia: ...`, is merged with the one on the command line."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    named, words = parser.parse_known_args(arguments)
+    recipe = read_recipes(named.config)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name in (name for name, value in recipe.items() if isinstance(value, Mapping)):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+    mappings, words = parser.parse_known_args(words)
+    if not vars(mappings):
+        return recipe, words
+    from ..trainers.core.composition import mapping_of
+
+    return merged(recipe, {name: mapping_of(f"--{name}", text) for name, text in vars(mappings).items()}), words
 
 
 def look_ahead(method: str, arguments: list[str]) -> None:
@@ -98,8 +105,9 @@ def look_ahead(method: str, arguments: list[str]) -> None:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     parser.add_argument("--text_columns", "--text-columns", nargs="+")
     parser.add_argument("--overwrite", nargs="?", const=True)
-    parser.set_defaults(**recipe_parser(arguments)[1])
-    options = parser.parse_known_args(arguments)[0]
+    recipe, words = read_config(arguments)
+    parser.set_defaults(**recipe)
+    options = parser.parse_known_args(words)[0]
     if options.output_dir is None:
         raise ValueError("Training needs --output_dir, a folder for the model and its checkpoints.")
     if not options.overwrite and not options.resume_from_checkpoint:
@@ -110,59 +118,27 @@ def look_ahead(method: str, arguments: list[str]) -> None:
     masked_lm = method in ("multigranular-mlm", "matryoshka-distillation")
     for files in filter(None, (options.train_files, options.eval_files)):
         for group in files_by_name(files).values() or [files]:
-            found = check_files(group, [options.text_column] if masked_lm else ())
-            if found and not masked_lm:
-                check_text_columns(options.text_columns, found, ", ".join(group))
+            columns = check_files(group, [options.text_column] if masked_lm else ())
+            if columns and method in trainers.METHODS and not masked_lm:
+                check_text_columns(options.text_columns, columns, ", ".join(group))
 
 
-def check_text_columns(named: list[str] | None, found: list[str], source: str) -> None:
+def check_text_columns(named: list[str] | None, columns: list[str], source: str) -> None:
     """Check that there are the columns that `--text_columns` names, or else that their names say what they are."""
-    columns = named or text_columns_of(found, source, "name them with --text_columns, anchors first")
-    check_columns(found, [field for column in columns for field in fields_of(column)], source)
+    read = named or text_columns_of(columns, source, "name them with --text_columns, anchors first")
+    check_columns(columns, [field for column in read for field in fields_of(column)], source)
 
 
 def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, DataArguments, Any]:
     """Options from `--config` and the command line. ValueError if a recipe is not found or has unknown options."""
-    from transformers import HfArgumentParser, TrainingArguments
-    from transformers.hf_argparser import string_to_bool
-
-    from ..utils.help_texts import own
     from .backbone import BackboneArguments
 
-    configs, recipe = recipe_parser(arguments)
-    parser = HfArgumentParser(
-        (config_class, BackboneArguments, DataArguments),
-        description=__doc__,
-        formatter_class=HelpFormatter,
-        parents=[configs],
-    )
-    unknown = set(recipe) - {action.dest for action in parser._actions}
-    if unknown:
+    classes = (DataArguments, BackboneArguments, config_class)
+    recipe, words = read_config(arguments)
+    if unknown := recipe.keys() - {field.name for each in classes for field in fields(each) if field.init}:
         raise ValueError(f"--config has unknown options: {', '.join(sorted(unknown))}.")
-    bases = [base for base in config_class.__mro__ if base not in TrainingArguments.__mro__]
-    inherited = {field.name for field in own(TrainingArguments)} - {one.name for base in bases for one in own(base)}
-    for action in parser._actions:
-        if action.dest in inherited:
-            action.help = argparse.SUPPRESS
-        if action.type is string_to_bool and isinstance(action.default, str):  # bool | str, such as `non_padding`
-            action.type = str
-        if action.dest == "output_dir":
-            action.required, action.help = True, "Folder for the model and its checkpoints."
-        if action.dest in recipe:
-            action.required = False
-        if isinstance(recipe.get(action.dest), Mapping):
-            action.type = merging(action.dest, recipe[action.dest])
-    parser.set_defaults(**recipe)
-    arranged(parser, arguments, "METHOD")
-    args, backbone, data, _ = parser.parse_args_into_dataclasses(arguments)
+    data, backbone, args = parse_options(classes, __doc__, words, defaults=recipe, before="METHOD")
     return backbone, data, args
-
-
-def merging(name: str, base: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
-    """The type of an option whose mapping is merged with that of a recipe."""
-    from ..trainers.core.composition import mapping_of
-
-    return lambda text: merged(base, mapping_of(f"--{name}", text))
 
 
 def check_sources(data: Any) -> None:
@@ -176,7 +152,7 @@ def check_sources(data: Any) -> None:
 
 
 def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -> None:
-    """Raise a ValueError for options whose result would be another than asked for, or lost."""
+    """Raise a ValueError for options that would be ignored or lose the result."""
     check_sources(data)
     if backbone.merge_adapter and (backbone.peft is None or args.fsdp or args.push_to_hub):
         raise ValueError("--merge_adapter needs --peft lora, and excludes --fsdp and --push_to_hub.")
@@ -251,7 +227,7 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__.strip())
         return
-    if arguments[0] in trainers.METHODS and not {"-h", "--help"}.intersection(arguments):
+    if (arguments[0] in trainers.METHODS or ".py:" in arguments[0]) and not {"-h", "--help"}.intersection(arguments):
         look_ahead(arguments[0], arguments[1:])
     config_class, trainer_class = method_of(arguments[0])
     backbone, data, args = parse(config_class, arguments[1:])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.formats import files_by_name
 from ..utils.columns import fields_of
-from .command import option
+from ..utils.help_texts import option
 
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 @dataclass
 class DataArguments:
     """The training data."""
-
-    _argument_group_name = "The data"
 
     train_files: list[str] = option(
         [],
@@ -90,14 +88,14 @@ def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> An
     from ..data.pairs import clean_pairs
 
     query, document, *_ = args.columns_of(dataset)
-    kept, report = clean_pairs(dataset, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query)
+    pairs, report = clean_pairs(dataset, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query)
     if args.process_index == 0:
         left = report["rows"] - report["duplicates"] - report["over"]
         print(
             f"{label}Kept {left} of {report['rows']} pairs; dropped {report['duplicates']} duplicates and "
             f"{report['over']} over the maximum number of documents per query."
         )
-    return kept
+    return pairs
 
 
 def data_files(data: DataArguments) -> tuple[str, ...]:

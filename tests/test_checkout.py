@@ -1,4 +1,4 @@
-"""A checkout and unusual installations: scripts that are run as files, a second copy of a package, a zip, bytecode."""
+"""A checkout and unusual installations: a second copy of a package, a zip, bytecode."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from m3bert.cli import COMMANDS
-
 
 ROOT = Path(__file__).parent.parent
 NAMES = "import m3bert; assert len(m3bert.__all__) > 100; m3bert.Grid; print(m3bert.__file__)"
@@ -23,13 +21,6 @@ def run(*arguments: str, folder: Path = ROOT, isolated: bool = True) -> subproce
     return subprocess.run(
         [sys.executable, *(["-I"] if isolated else []), *arguments], cwd=folder, capture_output=True, text=True
     )
-
-
-@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"recipes"}))  # a folder
-def test_a_script_is_its_command(name):
-    done = run(f"scripts/{COMMANDS[name][0]}.py", "--help", isolated=False)
-    assert done.returncode == 0, done.stderr
-    assert f"m3bert {name}" in done.stdout
 
 
 @pytest.mark.parametrize("folder", ["trainers", "hub_cards", "modeling_m3bert", "scripts"])

@@ -142,21 +142,23 @@ EXPORTS = {
 }
 __getattr__, __dir__, __all__ = face(__name__, EXPORTS)
 
-# Name on the command line -> prefix of the method's classes: `StarbucksConfig`, `StarbucksTrainer`.
+# Name on the command line -> config and trainer of the method.
 METHODS = {
-    "multigranular-mlm": "MultigranularMLM",
-    "matryoshka-distillation": "MatryoshkaDistillation",
-    "contrastive": "Contrastive",
-    "simcse": "SimCSE",
-    "scored-pairs": "ScoredPairs",
-    "espresso": "Espresso",
-    "2dmse": "Matryoshka2d",
-    "starbucks": "Starbucks",
-    "mipic": "MIPIC",
-    "mic": "MIC",
-    "mixture": "Mixture",
-    "exit-distillation": "ExitDistillation",
-    "qama": "QAMA",
-    "ibkd": "IBKD",
-    "ibkd-finetuning": "IBKDFinetuning",
+    "multigranular-mlm": ("MultigranularMLMConfig", "MultigranularMLMTrainer"),
+    "matryoshka-distillation": ("MatryoshkaDistillationConfig", "MatryoshkaDistillationTrainer"),
+    "contrastive": ("ContrastiveConfig", "ContrastiveTrainer"),
+    "simcse": ("SimCSEConfig", "SimCSETrainer"),
+    "scored-pairs": ("ScoredPairsConfig", "ScoredPairsTrainer"),
+    "espresso": ("EspressoConfig", "EspressoTrainer"),
+    "2dmse": ("Matryoshka2dConfig", "Matryoshka2dTrainer"),
+    "starbucks": ("StarbucksConfig", "StarbucksTrainer"),
+    "mipic": ("MIPICConfig", "MIPICTrainer"),
+    "mic": ("MICConfig", "MICTrainer"),
+    "mixture": ("MixtureConfig", "MixtureTrainer"),
+    "exit-distillation": ("ExitDistillationConfig", "ExitDistillationTrainer"),
+    "qama": ("QAMAConfig", "QAMATrainer"),
+    "ibkd": ("IBKDConfig", "IBKDTrainer"),
+    "ibkd-finetuning": ("IBKDFinetuningConfig", "IBKDFinetuningTrainer"),
 }
+# Configs that a method of your own may derive from, with their trainers.
+BASES = [("DistillationConfig", "DistillationTrainer"), ("TextTrainingArguments", "EmbeddingTrainer")]

@@ -16,7 +16,7 @@ from .mipic.sia import SIA
 
 
 REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}
-PARTS: dict[str, type[Objective]] = {"mrl": Contrastive, **REGULARISERS}
+PARTS = ("mrl", *REGULARISERS)
 
 
 @described
@@ -69,11 +69,12 @@ class MixtureConfig(ContrastiveConfig):
 
     def build_objective(self, grid: Grid) -> Composition:
         weights = self.method_weights() | mapping_of("weights", self.weights)
-        parts: dict[str, tuple[float, Objective]] = {}
-        for name, part in PARTS.items():
+        arguments = self.objective_arguments()
+        parts: dict[str, tuple[float, Objective]] = {"mrl": (weights["mrl"], Contrastive(grid, **arguments))}
+        for name, part in REGULARISERS.items():
             if weights.get(name):
-                own = getattr(self, name, {})  # what it does not name is as in the config
-                parts[name] = (weights[name], part.for_grid(grid, **self.objective_arguments(part) | own))
+                shared = {key: value for key, value in arguments.items() if key in part.argument_names()}
+                parts[name] = (weights[name], part.for_grid(grid, **shared | getattr(self, name)))
         return Composition(parts)
 
 

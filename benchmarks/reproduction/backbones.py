@@ -15,7 +15,6 @@ The backbones of the studies, all from all-MiniLM-L6-v2 (extra `quickstart`) and
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
 import tempfile
@@ -28,7 +27,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, TrainerCallback, set_seed
 
 from benchmarks.reproduction.study import development_tasks
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.data.files import load_files, tokenize_texts
@@ -203,7 +202,7 @@ MADE = {"mlm": make_mlm, "multigranular": make_multigranular}
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("name", nargs="?", choices=list(MADE), default="mlm", help="the backbone")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the backbone")
     options = parser.parse_args(arguments)

@@ -21,7 +21,6 @@ STS-B and SICK, and msmarco-mini. Settings were chosen there.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import random
@@ -40,7 +39,7 @@ from transformers import AutoModel, AutoTokenizer, set_seed
 
 from benchmarks.reproduction.study import Run, add_results, is_there, tests_there
 from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_out, rows_of
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.batch import PassCost
@@ -381,7 +380,7 @@ def about(development: bool, *, trained: bool = False) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--fit", action="store_true", help="score every variant of the fit")
     parser.add_argument("--train", action="store_true", help="train from the fit, and score")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of --train")

@@ -19,7 +19,6 @@ Each text is encoded once by each encoder, into runs/join. Interrupted, call aga
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, sources
 from benchmarks.reproduction.study import add_results, tests_there
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.exits.passes import RawStates
 from m3bert.models.settings import EmbeddingSettings
@@ -149,7 +148,7 @@ def finished() -> set[str]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--model", required=True, help="folder of e5, also trimmed to the texts")
     parser.add_argument("--only", choices=["e5", "minilm"], help="the target of the fits; default: both in turn")
     options = parser.parse_args(arguments)

@@ -16,7 +16,6 @@ bottleneck; variance control.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from datasets import Dataset
 
 from benchmarks.reproduction.exits import DEPTH, RETRIEVAL_TESTS, WIDTH, evaluators, raw_states, sources
 from benchmarks.reproduction.study import Run, add_results
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.coding import code_vectors
@@ -213,7 +212,7 @@ def about(development: bool) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="seeds to train and score")
     parser.add_argument("--steps", nargs="+", choices=[*STEPS, *VARIANTS], help="steps to train; default: all")
     parser.add_argument("--development", action="store_true", help="score msmarco-mini, and the variants")

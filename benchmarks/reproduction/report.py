@@ -12,7 +12,6 @@ the claims that hold are expected to be wrong (Benjamini and Hochberg's false di
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -30,7 +29,7 @@ from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.tables import TABLES
 from benchmarks.reproduction.terms import RESULTS as TERMS
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.trainers import Grid
 
 
@@ -421,9 +420,7 @@ def written(page: str, *, every_table: bool, results: Path = RESULTS) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
-        arguments
-    )
+    argument_parser(__doc__).parse_args(arguments)
     for page, every_table in PAGES.items():
         page.write_text(written(page.read_text(encoding="utf-8"), every_table=every_table), encoding="utf-8")
 

@@ -16,7 +16,6 @@ is that of `python -m benchmarks.data`; a study runs without the sets that are n
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -41,7 +40,7 @@ from benchmarks.reproduction.design import Study
 from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.study import development_tasks, tasks_there
 from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.device import ComputeArguments
 from m3bert.evaluation import GridEncoder, evaluate_grid
@@ -399,7 +398,7 @@ def run_all(
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--study", required=True, choices=list(STUDIES), help="the study")
     parser.add_argument("--minutes", type=float, help="start no run that would not fit into this time")
     parser.add_argument("--methods", nargs="+", help="methods to run; default: all")

@@ -12,7 +12,6 @@ embeddings for IBKD.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -27,7 +26,7 @@ from transformers import AutoTokenizer, set_seed
 from benchmarks._measure import about
 from benchmarks.reproduction.backbones import CACHE, backbone
 from benchmarks.reproduction.training_data import regularizer_sentences, unlabelled_texts
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.trainers import (
     HSIC,
@@ -117,9 +116,7 @@ def batches_of(texts: list[str], size: int, collator: Collator) -> list[Any]:
 
 
 def main(arguments: list[str]) -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
-        arguments
-    )
+    argument_parser(__doc__).parse_args(arguments)
     data, tokenizer = data_folder(), AutoTokenizer.from_pretrained(default_base())
     found: dict[str, Measured] = {}
     sentences = regularizer_sentences(data)

@@ -17,7 +17,6 @@ encoder: nDCG@10, 128 tokens per text. Interrupted, call again to continue.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ from transformers import AutoModel, AutoTokenizer
 from benchmarks.reproduction.exits import FOLDER, LONGER_SHARE, MAX_LENGTH, RESULTS, SHORT, short_queries, sources
 from benchmarks.reproduction.paths import documents_of, embed, fitted
 from benchmarks.reproduction.study import Run, add_results, tests_there
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.recipes import read_recipes
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.data.teacher import Teacher
@@ -109,7 +108,7 @@ def score(name: str, source: str, run: str, folder: Path, data: Path, developmen
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("encoder", choices=[*DEPTHS], help="the encoder")
     parser.add_argument("--model", help="its folder; minilm has a package")
     parser.add_argument("--development", action="store_true", help="compare learning rates for the first student")

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, corpus, pieces
 from benchmarks.reproduction.study import held_out_sentences, is_there
-from m3bert.commands.mine_negatives import MiningArguments, mine
 from m3bert.commands.sources import default_base
 from m3bert.data.files import load_files
+from m3bert.data.mining import MiningOptions, mine
 from m3bert.evaluation.readers import read_rows
 from m3bert.trainers import Teacher
 
@@ -136,16 +136,8 @@ def triplets(data: Path) -> Dataset:
                     own.append(pair | {"negative": contradictions[index % len(contradictions)]})
                 else:
                     without.append(pair)
-        options = MiningArguments(
-            default_base(),
-            [],
-            negatives=1,
-            range_min=10,
-            range_max=100,
-            relative_margin=0.1,
-            sampling="random",
-            batch_size=128,
-        )
+        sample: dict[str, Any] = {"range_min": 10, "range_max": 100, "relative_margin": 0.1, "sampling": "random"}
+        options = MiningOptions(negatives=1, batch_size=128, **sample)
         mined = mine(Dataset.from_list(without), Teacher(default_base(), max_length=64), options)
         name = next(column for column in mined.column_names if column.startswith("negative"))
         rows = own + mined.rename_column(name, "negative").to_list()

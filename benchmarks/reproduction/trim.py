@@ -13,7 +13,6 @@ Other texts are the held-out ones, Cranfield's documents, and 1,000 lines in eac
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +22,11 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, lines, sources
 from benchmarks.reproduction.study import add_results, development_tasks
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.commands.trim import compare, trim
 from m3bert.evaluation.readers import load_task
+from m3bert.models.trim import compare, trim
+from m3bert.models.vocabulary import Vocabulary
 
 
 KINDS = {"minilm": "WordPiece", "e5": "Unigram", "smollm2": "byte-level BPE"}
@@ -37,7 +37,9 @@ SHOWN = 200  # texts whose hidden states are compared
 @torch.no_grad()
 def difference(folders: list[str], texts: list[str]) -> float:
     """The largest difference between the hidden states of two encoders."""
-    loaded = [(AutoTokenizer.from_pretrained(its), AutoModel.from_pretrained(its).float().eval()) for its in folders]
+    loaded = [
+        (AutoTokenizer.from_pretrained(each), AutoModel.from_pretrained(each).float().eval()) for each in folders
+    ]
     largest = 0.0
     for text in texts:
         options = {"truncation": True, "max_length": MAX_LENGTH, "return_tensors": "pt"}
@@ -49,28 +51,24 @@ def difference(folders: list[str], texts: list[str]) -> float:
 def measure(source: str, texts: list[str], others: dict[str, list[str]], *, every_character: bool) -> dict[str, Any]:
     """What trimming an encoder to texts does: its sizes, the difference, and other texts."""
     with TemporaryDirectory() as temporary:
-        found = trim(source, Path(temporary), lambda: texts, every_character=every_character)
-        found["held-out texts"] = found.pop("other")
-        tokenizers = [AutoTokenizer.from_pretrained(its) for its in (source, temporary)]
-        backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
-        for backend in backends:
-            backend.no_truncation()
-            backend.no_padding()
-        for name, its in others.items():
-            found[name] = compare(backends, [tokenizer.unk_token_id for tokenizer in tokenizers], its)
-        found["hidden states"] = {"difference": difference([source, temporary], texts[:: len(texts) // SHOWN][:SHOWN])}
-    return found
+        measured = trim(source, Path(temporary), lambda: texts, every_character=every_character)
+        measured["held-out texts"] = measured.pop("other")
+        folders = [source, temporary]
+        old, new = (Vocabulary(AutoTokenizer.from_pretrained(each).backend_tokenizer) for each in folders)
+        measured |= {name: compare(old, new, rows) for name, rows in others.items()}
+        measured["hidden states"] = {"difference": difference(folders, texts[:: len(texts) // SHOWN][:SHOWN])}
+    return measured
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("encoder", choices=KINDS, help="the encoder")
     parser.add_argument("--model", help="its folder; minilm has a package")
     options = parser.parse_args(arguments)
     if options.model is None and options.encoder != "minilm":
         raise ValueError(f"{options.encoder} needs --model, the folder of the encoder.")
     data, source = data_folder(), options.model or default_base()
-    texts = [text for its in sources(data).values() for text in its]
+    texts = [text for rows in sources(data).values() for text in rows]
     (cranfield,) = (load_task(task, data) for task in development_tasks(["cranfield"]))
     others = {"Cranfield": list(cranfield.texts["documents"])}
     others |= {name: lines(data, f"text-multilingual/{name}.txt.gz")[:1000] for name in LANGUAGES}
@@ -81,9 +79,9 @@ def main(arguments: list[str]) -> None:
         "metric": "tokens, parameters, bytes and shares; run -> seed -> what is measured -> measure",
     }
     for characters in ("all", "texts"):
-        found = measure(source, texts, others, every_character=characters == "all")
-        print(options.encoder, characters, found, flush=True)
-        add_results(RESULTS / "trim.json", {f"{options.encoder}, {characters}": {"0": found}}, about)
+        measured = measure(source, texts, others, every_character=characters == "all")
+        print(options.encoder, characters, measured, flush=True)
+        add_results(RESULTS / "trim.json", {f"{options.encoder}, {characters}": {"0": measured}}, about)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Help texts of config fields, taken from the docstring of their class; and the name that was perhaps meant."""
+"""Texts of the command line: help of config fields from the docstring of their class, and errors of one line."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterable
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 Config = TypeVar("Config", bound=type)
@@ -16,6 +17,7 @@ Config = TypeVar("Config", bound=type)
 ARGUMENT = re.compile(r"^    (?P<name>\w+) \((?:`[^`]+`|[^()])*\): (?P<text>.+(?:\n {5,}.+)*)", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 REFERENCE = re.compile(r"\[`~?([^`]+)`\]")
+DEFAULT = " (default: %(default)s)"  # which argparse fills in
 
 
 def described(cls: Config) -> Config:
@@ -33,17 +35,32 @@ def described(cls: Config) -> Config:
     for match in ARGUMENT.finditer(inspect.cleandoc(cls.__doc__)):
         plain = REFERENCE.sub(r"\1", LINK.sub(r"\1", " ".join(match["text"].split())))
         texts[match["name"]] = plain.replace("`", "").replace("%", "%%")  # for argparse
-    inherited = {field.name: field.metadata.get("help") for base in reversed(cls.__mro__[1:]) for field in own(base)}
-    for field in own(cls):
-        text = texts.get(field.name) or inherited.get(field.name)
-        if text is None:
+    bases = reversed(cls.__mro__[1:])
+    inherited = {field.name: field.metadata.get("help") for base in bases for field in declared_fields(base)}
+    for field in declared_fields(cls):
+        text = texts.get(field.name) or (inherited.get(field.name) or "").removesuffix(DEFAULT)
+        if not text:
             raise TypeError(f"{cls.__name__}.{field.name} is not described in the Args of the docstring.")
-        field.metadata = MappingProxyType({**field.metadata, "help": text})
+        field.metadata = MappingProxyType({**field.metadata, "help": with_default(text, field.default)})
     return cls
 
 
-def own(cls: type) -> list[Field]:
-    """Fields that a dataclass declares itself, without inherited ones; none for a class that is not a dataclass."""
+def with_default(text: str, default: object) -> str:
+    """A help text with the default of its option, if that says something."""
+    says_nothing = default is None or default is False or default is MISSING or default in ("", [])
+    return text if says_nothing else text + DEFAULT
+
+
+def option(default: Any, text: str, **metadata: Any) -> Any:
+    """A field of a dataclass of options, with its help; a list is copied. `MISSING` makes it required."""
+    metadata["help"] = with_default(text, default)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def declared_fields(cls: type) -> list[Field]:
+    """Fields that a dataclass declares, without inherited ones; none for a class that is not a dataclass."""
     names = inspect.get_annotations(cls)
     return [field for field in fields(cls) if field.name in names] if is_dataclass(cls) else []
 
@@ -52,3 +69,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """What follows an unknown name in an error: ` (did you mean evaluate?)`, or nothing if no known name is close."""
     close = get_close_matches(name, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error, since some libraries add a page of advice. For files: name and reason."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 def read_object(file: Path) -> dict[str, Any]:
     """
-    The object in a JSON file. `modeling_m3bert` has a reader of its own: importing that takes seconds, for torch.
+    The object in a JSON file. `modeling_m3bert` has another reader, but importing it imports torch.
 
     Raises:
         ValueError: if the file is not JSON, or not an object.

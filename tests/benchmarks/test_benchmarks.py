@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything, _measure, gpu_steps
-from benchmarks._measure import Benchmark, Bound, allocated_peak, at_least, at_most
+from benchmarks._measure import Benchmark, Bound, at_least, at_most
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import Grid, MultigranularMLM, NestedModel
 from tests.conftest import tiny_config
@@ -124,19 +124,6 @@ def test_figures_of_the_documentation_are_those_of_the_results_files():
     names = ("stage1_vs_plain", "stage1_vs_loop", "mipic_vs_mrl", "mic_vs_mrl")
     assert shown == [round(gpu[name], 2) for name in names]
     assert not any(result["quick"] for result in (peers, head, gpu))
-
-
-def test_the_allocator_is_counted_exactly():
-    """Two tensors together, and not what is freed before or after."""
-
-    def work() -> None:
-        first = torch.empty(2**18)  # 1 MB
-        del first
-        second, third = torch.empty(2**18), torch.empty(2**19)
-        del second
-        third.resize_(0)
-
-    assert allocated_peak(work) == pytest.approx(3.0, abs=0.01)
 
 
 def test_the_loop_that_a_gpu_is_compared_with_has_the_same_gradients():

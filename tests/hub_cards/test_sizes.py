@@ -65,7 +65,7 @@ def test_every_size_is_a_plain_folder(elastic, tmp_path):
     ("options", "message"),
     [
         (["3", "4"], "--sizes 3: .* no such size .*; legal values: 2, 4, table, all"),
-        (["2", "--granularity", "4x32"], "--sizes are those of --format native, at all dims"),
+        (["2", "--granularity", "4x32"], "--sizes needs --format native, and no --granularity"),
     ],
 )
 def test_other_sizes_are_refused(elastic, tmp_path, options, message):

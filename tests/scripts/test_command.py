@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from m3bert.commands.command import next_step, parse_options, run_command
+from m3bert.utils.help_texts import option
 
 
 @dataclass
 class Options:
     """Some options."""
 
-    name: str | None = field(default=None, metadata={"help": "A name. Default: none."})
-    sizes: list[int] = field(default_factory=list, metadata={"help": "Sizes."})
-    seed: int = field(default=0, metadata={"help": "Random seed."})
-    fast: bool = field(default=False, metadata={"help": "Be fast."})
-    tidy: bool = field(default=True, metadata={"help": "Be tidy."})
+    name: str | None = option(None, "A name. Default: none.")
+    sizes: list[int] = option([], "Sizes.")
+    seed: int = option(0, "Random seed.")
+    fast: bool = option(False, "Be fast.")
+    tidy: bool = option(True, "Be tidy.")
 
 
 def test_options_are_fields():
@@ -33,7 +34,7 @@ def test_help_has_the_defaults_that_say_something(capsys):
     printed = capsys.readouterr().out
     assert "[options]\n\nAbout:\n\n    an example\n" in printed
     assert "Random seed. (default: 0)" in printed and "Be tidy. (default: True)" in printed
-    assert printed.count("(default:") == 2
+    assert printed.count("(default:") == 3, "and of --no_tidy"
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,6 @@ def test_an_elastic_checkpoint_is_written(minilm, tmp_path, run_bare, capsys):
     assert "(1, 5, 64)" in printed
 
 
-def test_pooling_and_prompts_are_kept_or_left_out(minilm, tmp_path):
-    main([minilm, str(tmp_path / "model")])
-    assert (tmp_path / "model" / "modules.json").is_file() and (tmp_path / "model" / "1_Pooling").is_dir()
-    main([minilm, str(tmp_path / "encoder"), "--encoder_only"])
-    assert (tmp_path / "encoder" / "model.safetensors").is_file()
-    assert not (tmp_path / "encoder" / "modules.json").exists()
-
-
 def test_a_student_of_chosen_layers_is_written(minilm, tmp_path, capsys):
     main([minilm, str(tmp_path / "student"), "--student_layers", "1,4,6"])
     assert "3 layers, hidden size 384" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import gzip
 import json
@@ -15,13 +14,13 @@ import pytest
 
 from m3bert.commands import fit, trim
 from m3bert.commands.training_data import DataArguments, read_data
-from m3bert.data.files import load_files, load_split
+from m3bert.data.files import load_files
 from m3bert.data.formats import number_of, text_of
 from m3bert.data.hub_data import load_hub
 from m3bert.data.preparing import texts_by_language
 from m3bert.data.target_vectors import read_target_vectors
 from m3bert.evaluation.own_data import _read_table, labels_task, pairs_task
-from m3bert.evaluation.readers import load_task, read_rows
+from m3bert.evaluation.readers import load_task
 from m3bert.index.corpus import Corpus
 
 
@@ -93,28 +92,6 @@ def test_every_command_reads_texts_as_they_are(tmp_path, tiny_checkpoint):
                  for name, its in read.items() if its != texts]  # fmt: skip
         assert not wrong, (suffix, wrong)
         assert pairs.labels == [number % 2 for number in range(len(texts))]
-
-
-def test_files_are_read_in_one_place():
-    """Who reads data files is found in the source: a new reader has to come here, and into the test above."""
-    libraries = {"load_dataset", "read_csv", "read_table", "read_parquet", "ParquetFile", "DictReader",
-                 "from_csv", "from_json", "from_parquet", "reader"}  # fmt: skip
-    readers = {load_files.__name__, load_split.__name__, read_rows.__name__, "rows_of", load_hub.__name__}
-    found: dict[str, set[str]] = {}
-    for folder in ("m3bert", "trainers", "scripts", "hub_cards"):
-        for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-                called = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-                if called in libraries | readers:
-                    found.setdefault(called, set()).add(file.name)
-    assert {name: its for name, its in found.items() if name in libraries} == {
-        "load_dataset": {"hub_data.py", "trim.py"}, "ParquetFile": {"formats.py"}, "reader": {"formats.py"},
-    }  # fmt: skip
-    assert found["load_files"] == {
-        "corpus.py", "embed.py", "fit.py", "hub_data.py", "mine_negatives.py", "own_data.py", "preparing.py",
-        "target_vectors.py", "training_data.py",
-    }  # fmt: skip
-    assert found["rows_of"] - {"preparing.py", "batch.py"} == {"files.py", "formats.py", "readers.py"}
 
 
 def test_numbers_are_numbers_where_they_are_asked_for(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,10 +19,8 @@ import yaml
 from huggingface_hub import HfApi, ModelCard, constants
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import normalize
 
 from m3bert import modeling as modeling_m3bert
-from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.adapter import Adapter
 from m3bert.hub_cards.metadata import Statements
 from m3bert.hub_cards.publication import Options, prepare
@@ -31,7 +28,6 @@ from m3bert.trainers import Granularity
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
 from tests.elastic_repositories import save_sizes
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
-from tests.static_checkpoints import save_static
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -196,49 +192,6 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
         for name, head in HEADS.items():
             model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(run / name).eval()
             assert torch.equal(outputs[name], model(**batch)[0]), name
-
-
-@pytest.mark.slow
-def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_process, tmp_path, tiny_tokenizer):
-    folder = tmp_path / "exits"
-    save_static(folder, tiny_tokenizer)
-    lines = [["user/router"], ["user/native", "--granularity", "2x16"], ["user/router", "--license", "mit"]]
-    done = push(*([folder, *line, "--format", "router"] for line in lines), [
-        folder, "user/static", "--format", "static", "--granularity", "0x8"])  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert not any(
-        file.endswith(".py") for name in ("router", "native", "static") for file in hub.files(f"user/{name}")
-    )
-    loaded = in_process(
-        """
-        import json
-        from huggingface_hub import ModelCard
-        from sentence_transformers import SentenceTransformer
-        texts = ["open the file", "read a list of names"]
-        found = {}
-        for name in ("router", "native", "static"):
-            model, unit = SentenceTransformer(f"user/{name}", device="cpu"), {"normalize_embeddings": True}
-            found[name] = [model.encode_query(texts, **unit).tolist(), model.encode_document(texts, **unit).tolist()]
-        found["card"] = str(ModelCard.load("user/router"))
-        print("FOUND" + json.dumps(found))
-        """,
-        bare=True,
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    found = json.loads(loaded.stdout.rpartition("FOUND")[2])
-    encoder = GridEncoder.from_pretrained(folder, grid="0x8,0x32,6x16,6x32")
-    texts = ["open the file", "read a list of names"]
-    ours = encoder.encode(texts, role="query"), encoder.encode(texts, role="document")
-    for name, side, size in (
-        ("router", 0, "0x32"),
-        ("router", 1, "6x32"),
-        ("native", 1, "6x16"),
-        ("static", 0, "0x8"),
-    ):
-        torch.testing.assert_close(
-            torch.tensor(found[name][side]), normalize(ours[side].at(Granularity.parse(size))), atol=1e-4, rtol=1e-4
-        )
-    assert 'SentenceTransformer("user/router")' in found["card"] and "license: mit" in found["card"]
 
 
 @pytest.mark.slow
@@ -532,43 +485,3 @@ def test_a_whole_model_and_an_adapter_replace_each_other(adapter, hub, push):
         assert push(*lines).returncode == 0
         found = {"config.json", "model.safetensors", "adapter_config.json"} & set(hub.files("user/model"))
         assert found == ({"config.json", "model.safetensors"} if name == "config.json" else {name})
-
-
-@pytest.mark.slow
-def test_a_trainer_publishes_its_adapter(adapter, hub, push, in_process):
-    """With `push_to_hub`, for a base model on the Hub: while it trains, and at the end."""
-    assert push([adapter / "base", "user/base"]).returncode == 0
-    done = in_process(
-        f"""
-        from pathlib import Path
-        from peft import LoraConfig, get_peft_model
-        from transformers import AutoModel, AutoTokenizer
-        from tests.published import contrastive_trainer
-        adapted = get_peft_model(AutoModel.from_pretrained("user/base"), LoraConfig(target_modules="all-linear"))
-        sentences = ["open the file", "read a list", "on the name", "to be or not"] * 12
-        trainer = contrastive_trainer(
-            Path({str(adapter / "pushed")!r}), AutoTokenizer.from_pretrained("user/base"), sentences, adapted,
-            push_to_hub=True, hub_model_id="user/pushed", hub_strategy="every_save", save_steps=1,
-        )
-        trainer.train()
-        trainer.push_to_hub(license="mit")
-        trainer.create_model_card("user/pushed", license="apache-2.0")
-        assert "license: apache-2.0" in (Path(trainer.args.output_dir) / "README.md").read_text()
-        """
-    )
-    assert done.returncode == 0, done.stderr
-    files = hub.files("user/pushed")
-    assert "adapter_model.safetensors" in files and "training_args.json" not in files
-    assert any("step 1" in commit.message for commit in hub.commits("user/pushed"))
-    card = ModelCard(files["README.md"].decode()).data
-    assert (card.base_model, card.license) == ("user/base", "mit")
-
-
-def test_a_trainers_card_is_that_of_its_run(tmp_path, tiny_tokenizer, sentences):
-    trainer = contrastive_trainer(tmp_path / "run", tiny_tokenizer, sentences)
-    trainer.train()
-    trainer.save_model()
-    trainer.create_model_card("user/model", license="mit", dataset=["a/b"])
-    card = (tmp_path / "run" / "README.md").read_text()
-    assert "license: mit" in card and "Objective: MRL" in card and "of the data set [a/b](" in card
-    assert json.loads((tmp_path / "run" / "training.json").read_text())["steps"] == 2

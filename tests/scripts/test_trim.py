@@ -26,9 +26,11 @@ from transformers import (
     RobertaModel,
 )
 
-from m3bert.commands.trim import main as trim, tokens_used, trim as trim_to
+from m3bert.commands.trim import main as trim
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.modeling.configuration_elastic import Elasticity
+from m3bert.models.trim import trim as trim_to
+from m3bert.models.vocabulary import Vocabulary
 from m3bert.utils.durable import only_writer
 from tests.conftest import tiny_config, write_modules
 from tests.elastic_repositories import WIDTH, save_elastic
@@ -183,14 +185,18 @@ def test_the_work_grows_with_the_length_of_a_word_without_spaces():
         return tokenizer.encode_batch_fast(value)
 
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
-    model, counts = json.loads(tokenizer.to_str())["model"], []
-    model["vocab"] = Counting(model["vocab"])
-    several = SimpleNamespace(encode_batch_fast=counted, normalizer=None, pre_tokenizer=tokenizer.pre_tokenizer)
+    content, counts = json.loads(tokenizer.to_str()), []
+    content["model"]["vocab"] = Counting(content["model"]["vocab"])
+    several = SimpleNamespace(
+        encode_batch_fast=counted, normalizer=None, pre_tokenizer=None, no_truncation=list, no_padding=list
+    )
     for length in (5_000, 10_000):
         for text in ("ab" * length, "abz " * length):
             work: list[int] = []
             tokenizer.pre_tokenizer = several.pre_tokenizer = pre_tokenizers.Whitespace()
-            assert tokens_used(several, model, [text]) == ({0} if " " not in text else {0, 1, 2})
+            vocabulary = Vocabulary(several, content)
+            vocabulary.use([text])
+            assert vocabulary.used == ({0} if " " not in text else {0, 1, 2})
             counts.append(sum(work))
     assert counts[2] <= 2 * counts[0] and counts[3] <= 2 * counts[1]
 

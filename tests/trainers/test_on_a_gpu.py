@@ -115,15 +115,6 @@ def test_masked_lm_training_with_an_option_of_a_gpu_stays_close(options, tiny_to
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-def test_training_is_resumed_where_it_stopped(tiny_tokenizer, tmp_path):
-    options = {"use_cpu": False, "save_strategy": "steps", "save_steps": 2}
-    whole = mlm_trainer(tiny_tokenizer, tmp_path, **options)
-    whole.train()
-    again = mlm_trainer(tiny_tokenizer, tmp_path, **options)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert_same_weights(again.backbone, whole.backbone, atol=1e-5)
-
-
 @pytest.mark.parametrize("paths", [None, {4: [1, 2, 5, 6]}], ids=["exits", "paths"])
 def test_fitted_exits_are_the_same(paths, tiny_tokenizer):
     texts, grid, found = random_texts(300), Grid.parse("0,2,4,6x8,32"), []

@@ -209,8 +209,8 @@ def test_onnx_embeds_like_its_source(folders, kind, sentences, tmp_path):
 
 EMBEDDING_METHODS = [
     name
-    for name, prefix in trainers.METHODS.items()
-    if issubclass(getattr(trainers, f"{prefix}Config"), trainers.EmbeddingConfig)
+    for name, (config, _) in trainers.METHODS.items()
+    if issubclass(getattr(trainers, config), trainers.EmbeddingConfig)
 ]
 # Grids for methods that have no default for every encoder.
 GRIDS = {"contrastive": "1,2x5,20", "espresso": "1,2x5,20", "2dmse": "1,2x5,20", "starbucks": "1x5,2x20"}
@@ -228,9 +228,8 @@ PROJECTED = (
 
 def trainer_of(name: str, folder: Path, sentences: list[str], output: Path, **changes: Any) -> Any:
     """A trainer of a method with its defaults, at learning rate 0."""
-    prefix = trainers.METHODS[name]
+    config_class, trainer_class = (getattr(trainers, each) for each in trainers.METHODS[name])
     options = {"teacher_name_or_path": str(folder), **changes} if name == "ibkd" else changes
-    config_class = getattr(trainers, f"{prefix}Config")
     if issubclass(config_class, trainers.DistillationConfig):
         options["teacher_cache_dir"] = str(output.parent / "teachers")
     config = config_class(
@@ -243,7 +242,7 @@ def trainer_of(name: str, folder: Path, sentences: list[str], output: Path, **ch
         pairs["score"] = [0.5, 1.0] * 4
     model = convert_to_m3bert(folder) if name == "exit-distillation" else AutoModel.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return getattr(trainers, f"{prefix}Trainer")(model, config, tokenizer, Dataset.from_dict(pairs))
+    return trainer_class(model, config, tokenizer, Dataset.from_dict(pairs))
 
 
 @pytest.mark.parametrize("method", EMBEDDING_METHODS)

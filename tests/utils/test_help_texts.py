@@ -10,7 +10,7 @@ import pytest
 from transformers import TrainingArguments
 
 from m3bert import trainers
-from m3bert.utils.help_texts import ARGUMENT, described, own
+from m3bert.utils.help_texts import ARGUMENT, DEFAULT, declared_fields, described
 
 
 CONFIGS = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
@@ -23,11 +23,11 @@ def test_every_field_has_help_on_one_line_that_argparse_takes(cls):
     """Of whole sentences: a line of the docstring with another indent would be cut off."""
     for one in dataclasses.fields(cls):
         if one.name not in THEIRS:
-            text = one.metadata["help"]
+            text = one.metadata["help"].removesuffix(DEFAULT)
             assert text.endswith(".") and "\n" not in text and "`" not in text
             assert text % {} == text.replace("%%", "%"), "argparse formats it"
     names = {match["name"] for match in ARGUMENT.finditer(inspect.getdoc(cls))}
-    assert names <= {field.name for field in own(cls)}, "described and not a field"
+    assert names <= {field.name for field in declared_fields(cls)}, "described and not a field"
 
 
 def test_a_field_without_a_description_is_a_type_error():
@@ -71,6 +71,9 @@ def test_links_and_markup_are_left_out_and_other_metadata_stays():
         share: float = 0.7
 
     share, other = dataclasses.fields(Base)
-    assert share.metadata == {"unit": "texts", "help": "Of all texts, 50%% (Paper); see trainers.Grid and Term."}
+    assert share.metadata == {
+        "unit": "texts",
+        "help": f"Of all texts, 50%% (Paper); see trainers.Grid and Term.{DEFAULT}",
+    }
     assert other.metadata == {"help": "One line."}
     assert dataclasses.fields(Derived)[0].metadata["help"] == share.metadata["help"]

@@ -98,6 +98,7 @@ class EspressoConfig(EmbeddingConfig):
     """
 
     objective_class = Espresso
+    objective_fields = (*EmbeddingConfig.objective_fields, "layer_weighting", "alignment_weight")
 
     layer_weighting: str = "log"
     alignment_weight: float = 1.0

@@ -99,6 +99,7 @@ class Matryoshka2dConfig(EmbeddingConfig):
     """
 
     objective_class = Matryoshka2d
+    objective_fields = (*EmbeddingConfig.objective_fields, "kl_weight", "kl_temperature")
 
     kl_weight: float = 1.0
     kl_temperature: float = 0.3

@@ -84,6 +84,7 @@ class StarbucksConfig(EmbeddingConfig):
     """
 
     objective_class = Starbucks
+    objective_fields = (*EmbeddingConfig.objective_fields, "kl_weight")
 
     kl_weight: float = 1.0
 

@@ -65,6 +65,7 @@ class ContrastiveConfig(EmbeddingConfig):
     """
 
     objective_class = Contrastive
+    objective_fields = (*EmbeddingConfig.objective_fields, "reduction")
 
     reduction: str = "sum"
 

@@ -42,16 +42,13 @@ class ScoredPairs(Objective):
     """
     A loss on texts with scores at every granularity of a grid, summed or averaged over it. Pairs with a similarity:
     [`cosent`], also with the angles of AnglE. A query, its positive and its negatives with the scores of a reranker:
-    [`margin_mse`] or [`score_divergence`]. The batch is that of all ranks.
+    [`margin_mse`] or [`score_divergence`]. The batch spans all ranks.
 
     Args:
         grid ([`Grid`]): The granularities to train.
-        loss (`str`, *optional*, defaults to `"cosent"`): `"cosent"`, `"angle"`, `"margin_mse"` or `"kl"`.
-        similarity (`str`, *optional*, defaults to `"cosine"`): `"cosine"` or `"dot"`; `"angle"` has its own.
-        temperature (`float`, *optional*, defaults to 0.05): Temperature of the similarities; not for MarginMSE.
-        score_temperature (`float`, *optional*, defaults to 1.0): Temperature of the reranker's scores, for `"kl"`.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
-        reduction (`str`, *optional*, defaults to `"sum"`): `"sum"` or `"mean"` over the grid.
+
+    The other arguments are fields of [`ScoredPairsConfig`].
 
     Raises:
         ValueError: if an argument is out of range; in forward, if the batch has not as many scores as the loss needs.
@@ -83,7 +80,7 @@ class ScoredPairs(Objective):
 
     @property
     def identity(self) -> Identity:
-        """That of the loss."""
+        """Name, equation and papers of the loss."""
         title, equation, cited = LOSSES[self.loss]
         return Identity(title, f"{equation}, at every granularity", cited, self.tags)
 
@@ -138,6 +135,7 @@ class ScoredPairsConfig(TextTrainingArguments):
     """
 
     objective_class = ScoredPairs
+    objective_fields = ("pooling", "loss", "similarity", "temperature", "score_temperature", "reduction")
 
     loss: str = "cosent"
     similarity: str = "cosine"  # type: ignore[misc]  # a field here
@@ -149,17 +147,17 @@ class ScoredPairsConfig(TextTrainingArguments):
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = super().columns_of(*datasets)
         if len(columns) < 2 or (len(columns) == 2) != (self.loss in PAIR_LOSSES):
-            wanted = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
-            raise ValueError(f"loss={self.loss!r} needs {wanted}; found: {', '.join(columns) or 'none'}.")
+            needed = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
+            raise ValueError(f"loss={self.loss!r} needs {needed}; found: {', '.join(columns) or 'none'}.")
         return columns
 
     def label_column_of(self, *datasets: Any) -> str:
         if self.score_column is not None:
             return self.score_column
-        found = labels_of(self.all_columns(*datasets))
-        if len(found) != 1:
-            raise ValueError(f"Found {', '.join(found) or 'no column'} with scores: name one in score_column.")
-        return found[0]
+        labels = labels_of(self.all_columns(*datasets))
+        if len(labels) != 1:
+            raise ValueError(f"Found {', '.join(labels) or 'no column'} with scores: name one in score_column.")
+        return labels[0]
 
 
 class ScoredPairsTrainer(EmbeddingTrainer):

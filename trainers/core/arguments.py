@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ class Token(str):
 class NestedTrainingArguments(TrainingArguments):
     """
     [`~transformers.TrainingArguments`] with the grid to train. A subclass names its objective in `objective_class`.
-    Fields with the name of an argument of that objective are passed to it.
+    The fields that `objective_fields` names are passed to it, as arguments of the same name.
 
     Args:
         > Parameters that control the grid and the objective
@@ -77,21 +76,23 @@ class NestedTrainingArguments(TrainingArguments):
     """
 
     objective_class: ClassVar[type[Objective]]
+    objective_fields: ClassVar[tuple[str, ...]] = ()
     # Whether the default grid is the model's full size, rather than the grid in the model's config.
     full_size_by_default: ClassVar[bool] = False
 
     grid: str | None = None
     projector_learning_rate: float | None = None
     shuffle_buffer_size: int = 10_000
+    include_num_input_tokens_seen: str = "no"  # of `bool | str`, the parser of transformers reads the bool
 
     def __post_init__(self) -> None:
         for name, reason in REFUSED.items():
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported: {reason}.")
         # An evaluation decides what is better: it knows the terms of the loss.
-        kept = {"greater_is_better": self.greater_is_better, "hub_token": self.hub_token and Token(self.hub_token)}
+        given = {"greater_is_better": self.greater_is_better, "hub_token": self.hub_token and Token(self.hub_token)}
         super().__post_init__()
-        self.__dict__.update(kept)
+        self.__dict__.update(given)
         if self.n_gpu > 1:  # transformers would split the rows of a batch by nn.DataParallel, which keeps texts whole
             raise ValueError(
                 f"One process sees {self.n_gpu} GPUs: start one per GPU with torchrun or accelerate launch, or set "
@@ -118,14 +119,13 @@ class NestedTrainingArguments(TrainingArguments):
             )
         return Grid.product(layers, dims).validate(config)
 
-    def objective_arguments(self, objective_class: type[Objective]) -> dict[str, Any]:
-        """The fields of this config that are arguments of the objective, with their values."""
-        names = {field.name for field in dataclasses.fields(self)}
-        return {name: getattr(self, name) for name in objective_class.argument_names() if name in names}
+    def objective_arguments(self) -> dict[str, Any]:
+        """The arguments of the objective that this config has."""
+        return {name: getattr(self, name) for name in self.objective_fields}
 
     def build_objective(self, grid: Grid) -> Objective:
         """Build the objective that this config describes, for the grid of [`~NestedTrainingArguments.grid_for`]."""
-        return self.objective_class.for_grid(grid, **self.objective_arguments(self.objective_class))
+        return self.objective_class.for_grid(grid, **self.objective_arguments())
 
 
 @described
@@ -177,7 +177,7 @@ class TextTrainingArguments(NestedTrainingArguments):
     Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
     `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
 
-    The texts of the first column are queries, those of all other columns are documents. A model keeps what it was
+    The texts of the first column are queries, all others are documents. A model keeps what it was
     published with ([`EmbeddingSettings`]): pooling, projection, normalisation, prompts, longest text. Where an
     argument says otherwise, the log says so. The tokens of a prompt count towards the length of a text. A teacher
     reads texts without these prompts.
@@ -186,6 +186,7 @@ class TextTrainingArguments(NestedTrainingArguments):
         ValueError: if a value is out of range.
     """
 
+    objective_fields: ClassVar[tuple[str, ...]] = ("pooling",)
     # For a model that was not published as an embedding model, and the longest text for any model.
     default_pooling: ClassVar[Pooling] = "mean"
     default_max_length: ClassVar[int] = 512
@@ -220,37 +221,37 @@ class TextTrainingArguments(NestedTrainingArguments):
 
     @property
     def views(self) -> int:
-        """Number of times that each text is encoded, with dropout masks of its own."""
+        """Number of times that each text is encoded, each time with other dropout masks."""
         return 1
 
     def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
         """A copy that takes everything that is not set from the settings of the model to train, if it is an embedding
-        model, and the longest text that it embeds. It says in the log which arguments differ from them."""
+        model, and the longest text that it embeds. Logs arguments that differ."""
         known = settings or EmbeddingSettings(pooling=self.default_pooling)
-        found: dict[str, Any] = {"pooling": known.pooling}
+        published: dict[str, Any] = {"pooling": known.pooling}
         if known.projection is not None:
-            found["projection_dim"] = known.projection.out_features
+            published["projection_dim"] = known.projection.out_features
         for role in ("query", "document"):
             if known.prompts.get(role):
-                found[f"{role}_prompt"] = known.prompts[role]
+                published[f"{role}_prompt"] = known.prompts[role]
         if settings is not None:
             lengths = {"max_length": limit} if (self.max_length or 0) > limit else {}
-            for name, value in (found | lengths).items():
-                if (own := getattr(self, name)) not in (None, value):
-                    logger.warning(f"The model was published with {name}={value!r}; the argument {own!r} is used.")
+            for name, value in (published | lengths).items():
+                if (given := getattr(self, name)) not in (None, value):
+                    logger.warning(f"The model was published with {name}={value!r}; the argument {given!r} is used.")
         if not self.reads_published_prompts:
-            found = {name: value for name, value in found.items() if not name.endswith("_prompt")}
+            published = {name: value for name, value in published.items() if not name.endswith("_prompt")}
         elif self.all_queries:  # all texts are queries
-            found.pop("document_prompt", None)
-        found["max_length"] = min(self.default_max_length, limit)
+            published.pop("document_prompt", None)
+        published["max_length"] = min(self.default_max_length, limit)
         chosen = copy.copy(self)
-        for name, value in found.items():
+        for name, value in published.items():
             if getattr(self, name) is None:
                 setattr(chosen, name, value)
         return chosen
 
-    def objective_arguments(self, objective_class: type[Objective]) -> dict[str, Any]:
-        arguments = super().objective_arguments(objective_class)
+    def objective_arguments(self) -> dict[str, Any]:
+        arguments = super().objective_arguments()
         return arguments | ({"pooling": self.pooling or self.default_pooling} if "pooling" in arguments else {})
 
     @property
@@ -286,7 +287,7 @@ class TextTrainingArguments(NestedTrainingArguments):
         return super().grid_for(config)
 
     def columns_of(self, *datasets: Any) -> list[str]:
-        """The text columns to train on: `text_columns`, or those of the first dataset ([`text_columns_of`]). Methods
+        """The text columns to train on: `text_columns`, or the first dataset's ([`text_columns_of`]). Methods
         check their number."""
         return self.text_columns if self.text_columns is not None else text_columns_of(self.all_columns(*datasets))
 

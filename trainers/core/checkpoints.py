@@ -34,10 +34,10 @@ def complete_checkpoints(output_dir: str | Path) -> list[str]:
 
 def last_checkpoint(output_dir: str | Path) -> str:
     """The last complete checkpoint in the output folder of a run; ValueError if there is none."""
-    found = complete_checkpoints(output_dir)
-    if not found:
+    checkpoints = complete_checkpoints(output_dir)
+    if not checkpoints:
         raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
-    return found[-1]
+    return checkpoints[-1]
 
 
 def _is_json(file: Path) -> bool:

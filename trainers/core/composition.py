@@ -38,7 +38,7 @@ class Composition(Objective):
         for name, (weight, objective) in parts.items():
             inner = {name: (1.0, objective)}
             if isinstance(objective, Composition):
-                inner = {part: (objective.weights[part], own) for part, own in objective.members.items()}
+                inner = {part: (objective.weights[part], member) for part, member in objective.members.items()}
             for part, (share, member) in inner.items():
                 if part in members:
                     raise ValueError(f"Two parts of a composition have the same name: {part!r}.")
@@ -100,11 +100,11 @@ def mapping_of(
     """A mapping, or one that is written as YAML or JSON, as on the command line. ValueError, which calls it `name`, if
     it is none, or has a key that is not among the legal ones."""
     try:
-        found = yaml.safe_load(value) if isinstance(value, str) else value
+        mapping = yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError as error:
         raise ValueError(f"{name}={value!r} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(found, Mapping | None):
+    if not isinstance(mapping, Mapping | None):
         raise ValueError(f"{name}={value!r} must be a mapping, such as {{pooling: mean}}.")
-    if legal is not None and (unknown := [str(key) for key in found or {} if key not in legal]):
+    if legal is not None and (unknown := [str(key) for key in mapping or {} if key not in legal]):
         raise ValueError(f"{name} has unknown keys: {', '.join(unknown)}; legal values: {', '.join(legal)}.")
-    return dict(found or {})
+    return dict(mapping or {})

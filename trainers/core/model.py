@@ -57,7 +57,7 @@ class NestedModel(nn.Module):
     @property
     def _no_split_modules(self) -> list[str]:
         """Names of the classes that accelerate's FSDP wraps: the transformer layers. Some encoders also name their
-        embeddings, which must stay with the head and the objective: a step reads them outside of their own module."""
+        embeddings, which must stay with the head and the objective: a step reads them outside of their module."""
         return sorted({type(layer).__name__ for layer in transformer_layers(self.backbone)})
 
     @property
@@ -123,5 +123,5 @@ def columns_of(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def of_all(columns: Mapping[str, Mapping[str, torch.Tensor]], name: str) -> dict[str, torch.Tensor] | None:
     """Column -> its entry of this name; `None` unless every column has one."""
-    found = {column: values[name] for column, values in columns.items() if name in values}
-    return found if len(found) == len(columns) else None
+    entries = {column: values[name] for column, values in columns.items() if name in values}
+    return entries if len(entries) == len(columns) else None

@@ -134,21 +134,15 @@ class Objective(nn.Module):
 
     @classmethod
     def for_grid(cls, grid: Grid, **arguments: Any) -> Self:
-        """Build the objective for a model that is trained at `grid`, from arguments of [`~Objective.argument_names`].
+        """Build the objective for a model that is trained at `grid`, from arguments of the constructor.
         An objective that uses other granularities (a few layers, a chain) derives them from `grid` here."""
         return cls(grid, **arguments)
 
     @classmethod
     def argument_names(cls) -> list[str]:
-        """Names of the keyword arguments of [`~Objective.for_grid`], including those of base classes."""
-        names: dict[str, None] = {}
-        for function in ("for_grid", "__init__"):
-            for owner in (owner for owner in cls.__mro__ if function in vars(owner)):
-                parameters = inspect.signature(getattr(owner, function)).parameters.values()
-                names |= dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-                if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-                    break
-        return list(names)
+        """Names of the keyword arguments of [`~Objective.for_grid`] and of the constructor."""
+        parameters = [p for made in (cls.for_grid, cls) for p in inspect.signature(made).parameters.values()]
+        return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     @property
     def identity(self) -> Identity:

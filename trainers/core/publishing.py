@@ -89,16 +89,16 @@ class PublishingTrainer(NestedTrainer):
 
     def quality(self) -> dict[str, float]:
         """Run the evaluators on rank 0, and return their metrics on all ranks."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self.is_world_process_zero():
             encoder, state = self.grid_encoder(), self.state
             for evaluator in self.evaluators:
                 if isinstance(evaluator, GridEvaluator):
-                    metrics: Any = evaluator(encoder)
+                    result: Any = evaluator(encoder)
                 else:
-                    metrics = evaluator(as_sentence_transformer(encoder), None, state.epoch or 0, state.global_step)
-                found |= metrics if isinstance(metrics, dict) else {"evaluator": metrics}
-        return broadcast_object_list([found])[0]
+                    result = evaluator(as_sentence_transformer(encoder), None, state.epoch or 0, state.global_step)
+                metrics |= result if isinstance(result, dict) else {"evaluator": result}
+        return broadcast_object_list([metrics])[0]
 
     def record(self) -> TrainingRecord:
         """The record of this run up to now."""
@@ -172,12 +172,11 @@ class PublishingTrainer(NestedTrainer):
         Args:
             commit_message (`str`, *optional*): Commit message.
             blocking (`bool`, *optional*, defaults to `True`): Wait for the upload. `False` returns a `Future` at once.
-            token (`str`, *optional*): Token for the Hub. Default: `args.hub_token`, then that of the environment.
+            token (`str`, *optional*): Token for the Hub. Default: `args.hub_token`, then the environment's.
             revision (`str`, *optional*): Branch. Default: `args.hub_revision`, then `main`.
             private (`bool`, *optional*): Make a new repository private. Default: `args.hub_private_repo`, then `True`.
-            kwargs: `results` ([`~m3bert.evaluation.GridResults`]; default: those in `output_dir/results.json`, if
-                they belong to these weights), and the arguments `language`, `license`, `tags`, `finetuned_from` and
-                `dataset` of [`~transformers.Trainer.create_model_card`].
+            kwargs: `results` ([`~m3bert.evaluation.GridResults`]; default: `output_dir/results.json`, if of these
+                weights), and arguments of [`~transformers.Trainer.create_model_card`].
 
         Returns:
             [`~huggingface_hub.CommitInfo`], or a `Future` of it; `None` on all processes but the first.

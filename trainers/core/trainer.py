@@ -60,7 +60,7 @@ class NestedTrainer(Trainer):
       separate file, which [`~NestedTrainer.save_model`] does not write.
     - Only the optimizer's state and the random state are pickled, which are needed to resume. It is read with
       `weights_only`: a file that holds anything but tensors and numbers is refused.
-    - A stream is shuffled anew in each epoch, and each rank trains on rows of its own ([`Epochs`]).
+    - A stream is shuffled anew in each epoch, and each rank trains on different rows ([`Epochs`]).
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The backbone. [`~NestedTrainer.train`] writes the
@@ -80,11 +80,10 @@ class NestedTrainer(Trainer):
             `compute_metrics` is for a masked-LM head; other trainers have no logits and take an `evaluator`.
 
     Raises:
-        ValueError: if `compute_metrics` is passed to a trainer without logits; if the pooling is not that of the
-            model's exits; if the training set is smaller than one batch and smaller batches are dropped; if the metric
-            of the best model is of none of several evaluation sets; if the grid is outside the model, or lacks the
-            full size that the objective needs; if the objective reads more than the projection has; if flash attention
-            would compute in float32; if `fsdp` is combined with `mini_batch_size` or an evaluator.
+        ValueError: if `compute_metrics` is passed without logits; if the model's exits have another pooling; if the
+            training set is smaller than one batch and such batches are dropped; if the metric of the best model is of
+            none of several evaluation sets; if the grid is outside the model or the projection, or lacks the full
+            size; if flash attention would compute in float32; for `fsdp` with `mini_batch_size` or an evaluator.
     """
 
     # Columns that the collator reads if a dataset has them.
@@ -128,7 +127,8 @@ class NestedTrainer(Trainer):
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
-            eval_dataset="evaluator" if eval_dataset is None and evaluator is not None else eval_dataset,
+            # The library asks for a data set to evaluate on; an evaluator needs none.
+            eval_dataset=[] if eval_dataset is None and evaluator is not None else eval_dataset,
             **kwargs,
         )
         self.eval_dataset, self.evaluator = eval_dataset, evaluator
@@ -226,20 +226,20 @@ class NestedTrainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         # Weight decay would pull a learned temperature towards 1, which does not regularise it, and shrink the rows of
         # a static table whose tokens are rare.
-        kept = {
+        undecayed = {
             name
             for name, parameter in model.named_parameters()
             if parameter.numel() == 1 or name.endswith("elastic.table.weight")
         }
-        return [name for name in super().get_decay_parameter_names(model) if name not in kept]
+        return [name for name in super().get_decay_parameter_names(model) if name not in undecayed]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if fresh and self.args.projector_learning_rate is not None:
             nested = self.nested
-            own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
-            set_apart(optimizer, own, self.args.projector_learning_rate)
+            fresh_parameters = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
+            set_apart(optimizer, fresh_parameters, self.args.projector_learning_rate)
         return optimizer
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -273,8 +273,9 @@ class NestedTrainer(Trainer):
             scale = devices if shares else 1 / self.current_gradient_accumulation_steps
             self.train_terms.add(terms, scale, self.state.global_step)
         else:
-            own = find_batch_size(inputs) or 1
-            rows = own if self.model_accepts_loss_kwargs else sum(RankRows.of(own, loss.device).counts) / world_size()
+            rows: float = find_batch_size(inputs) or 1
+            if not self.model_accepts_loss_kwargs:
+                rows = sum(RankRows.of(int(rows), loss.device).counts) / world_size()
             self.eval_terms.add({**terms, Term("loss"): loss.detach().float()}, rows=rows)
         return (loss, outputs) if return_outputs else loss
 
@@ -336,7 +337,7 @@ class NestedTrainer(Trainer):
             return loss.detach(), self.logits(inputs), inputs["labels"]
 
     def logits(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Hook for trainers that give logits: those of the full size for `compute_metrics`."""
+        """Hook for trainers that give logits: at the full size, for `compute_metrics`."""
         raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
@@ -353,8 +354,8 @@ class NestedTrainer(Trainer):
         names = [f"eval_{name}" for name in self.eval_dataset] if isinstance(self.eval_dataset, dict) else []
         if self.evaluator is not None and metric_key_prefix not in names[1:]:  # once, not for each data set
             prefix, start = "eval" if metric_key_prefix in names else metric_key_prefix, time.perf_counter()
-            found = {**self.quality(), "evaluator_runtime": time.perf_counter() - start}
-            output.metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
+            quality = {**self.quality(), "evaluator_runtime": time.perf_counter() - start}
+            output.metrics.update({f"{prefix}_{name}": value for name, value in quality.items()})
         best = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
         if self.args.greater_is_better is None and best in output.metrics:
             self.args.greater_is_better = best not in means and not best.endswith("loss")
@@ -449,11 +450,11 @@ def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Paramete
     """Move parameters of a new optimizer into groups with this learning rate, which keep all other options."""
     moved = {id(parameter) for parameter in parameters}
     for group in list(optimizer.param_groups):
-        own = [parameter for parameter in group["params"] if id(parameter) in moved]
-        if own:
+        apart = [parameter for parameter in group["params"] if id(parameter) in moved]
+        if apart:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) not in moved]
             options = {key: value for key, value in group.items() if key not in ("params", "initial_lr")}
-            optimizer.add_param_group({**options, "params": own, "lr": lr})
+            optimizer.add_param_group({**options, "params": apart, "lr": lr})
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 

@@ -137,8 +137,8 @@ class DistillationTrainer(EmbeddingTrainer):
         if isinstance(teacher, TeacherEmbeddings):
             return teacher
         named = teacher is None or isinstance(teacher, str | PathLike)
-        found = args.teacher if named else teacher_from(teacher, **args.teacher_settings)
-        return found.embed(texts, args.teacher_cache_dir, description="Teacher")
+        source = args.teacher if named else teacher_from(teacher, **args.teacher_settings)
+        return source.embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         assert self.teacher is not None  # embeddings_of always gives one

@@ -39,13 +39,9 @@ def nested_info_nce(
     `s_k(i, j) = cos(anchors[i, :d_k], candidates[j, :d_k]) / temperature`, exact in value and gradient.
 
     The similarities are computed in tiles, twice: for the log-sum-exp of every anchor and dim (forward), and for the
-    gradients (backward). In a tile, the dot products of a prefix are those of the next shorter prefix plus one product
-    over the dims between them, divided by the norms of the prefixes. Likewise, the gradient of a segment of dims is
-    one product with the sum of the gradients of all prefixes that contain it. Memory in addition to inputs and
-    gradients: `len(dims) + 2` tiles, and a few numbers per anchor, candidate and dim.
-
-    Products and sums are in float32 or wider, also under autocast: at a temperature of 0.05, rounding a cosine to
-    bfloat16 changes the exponent by up to 0.04.
+    gradients (backward). A prefix continues the dot products of the next shorter one. Memory in addition to inputs and
+    gradients: `len(dims) + 2` tiles, and a few numbers per anchor, candidate and dim. Products and sums are in float32
+    or wider, also under autocast: at a temperature of 0.05, bfloat16 changes the exponent by up to 0.04.
 
     Args:
         anchors (`torch.Tensor` of shape `(batch, hidden_size)`): Embeddings; need not be normalised. Carries gradient.
@@ -54,28 +50,23 @@ def nested_info_nce(
         dims (`Sequence[int]`): Prefix dims, ascending, at most `hidden_size`.
         temperature (`float` or scalar `torch.Tensor`): Cosines are divided by it. A tensor carries gradient.
         targets (`torch.LongTensor` of shape `(batch,)`, *optional*): Index of each anchor's positive among the
-            candidates. Default: the first `batch` candidates are the positives, in the order of the anchors.
-        anchor_ids (`torch.LongTensor` of shape `(batch, num_ids)`, *optional*): Ids of the anchors. A candidate that
-            has the same id as an anchor in any column is excluded from the anchor's negatives. The anchor's own
-            positive is never excluded.
-        candidate_ids (`torch.LongTensor` of shape `(num_candidates, num_ids)`, *optional*): Ids of the candidates; see
-            `anchor_ids`.
-        ring ([`Ring`], *optional*): Passes the candidates of other ranks around.
-            `candidates` are then those of this rank, with its positives. All ranks must call this function, and its
-            backward pass, in the same order.
-        tile_size (`tuple[int, int]`, *optional*): Numbers of anchors and candidates per tile. The default depends on
-            the device.
+            candidates. Default: the first `batch` candidates, in the order of the anchors.
+        anchor_ids (`torch.LongTensor` of shape `(batch, num_ids)`, *optional*): Ids of the anchors. A candidate with
+            the same id in any column is no negative of the anchor, unless it is its positive.
+        candidate_ids (`torch.LongTensor` of shape `(num_candidates, num_ids)`, *optional*): Ids of the candidates.
+        ring ([`Ring`], *optional*): Passes the candidates of other ranks around; `candidates` are then those of this
+            rank. All ranks must call this function, and its backward pass, in the same order.
+        tile_size (`tuple[int, int]`, *optional*): Numbers of anchors and candidates per tile.
 
     Returns:
         `torch.Tensor` of shape `(batch, len(dims))`, in float32 (float64 for float64 inputs).
 
     Raises:
-        ValueError: if the dims are not ascending and within 1..hidden_size, if there are fewer than two candidates, or
-            if there are fewer candidates than anchors and no `targets`.
+        ValueError: for dims that are not ascending, for one candidate, or for fewer than anchors without `targets`.
     """
     if (len(candidates) if ring is None else sum(ring.counts)) < 2:
         raise ValueError(
-            "A contrastive loss needs at least two candidates; a batch of one pair without hard negatives has one."
+            "A contrastive loss needs two candidates; a batch of one pair without hard negatives has one."
         )
     if targets is None:
         if len(candidates) < len(anchors):
@@ -83,14 +74,9 @@ def nested_info_nce(
         targets = torch.arange(len(anchors), device=anchors.device)
     anchors = precise(anchors)
     scale = 1 / torch.as_tensor(temperature, dtype=anchors.dtype, device=anchors.device)
-    contrast = _Contrast(
-        segments=segments(check_dims(dims, anchors.shape[1])),
-        targets=targets,
-        anchor_ids=anchor_ids,
-        candidate_ids=candidate_ids if anchor_ids is not None else None,
-        ring=ring,
-        tile_size=tile_size or TILE_SIZES.get(anchors.device.type, TILE_SIZES["cuda"]),
-    )
+    parts = segments(check_dims(dims, anchors.shape[1]))
+    tile_size = tile_size or TILE_SIZES.get(anchors.device.type, TILE_SIZES["cuda"])
+    contrast = _Contrast(parts, targets, anchor_ids, None if anchor_ids is None else candidate_ids, ring, tile_size)
     return _NestedInfoNCE.apply(anchors, candidates, scale, contrast)
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -47,6 +47,16 @@ class ContrastTargets:
     candidate_ids: list[torch.Tensor] | None = None
     equal_negatives: torch.Tensor | None = None
 
+    def ids(self, columns: int, *, reverse: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The ids of the anchors and of the candidates in some columns, `(texts, 3)` each. A candidate is no negative
+        if one of three pairs is equal: its text and the positive, its query and the anchor, its text and the
+        anchor. In `reverse`, positives are anchors, and anchors are texts."""
+        if self.anchor_ids is None or self.candidate_ids is None:
+            return None, None
+        sides = self.anchor_ids, torch.cat(self.candidate_ids[:columns])
+        (positive, anchor), (text, query) = ((side.flip(1) if reverse else side).unbind(1) for side in sides)
+        return torch.stack([positive, anchor, anchor], dim=1), torch.stack([text, query, text], dim=1)
+
 
 class EmbeddingObjective(Objective):
     """
@@ -56,21 +66,12 @@ class EmbeddingObjective(Objective):
 
     Args:
         grid ([`Grid`]): The granularities to train.
-        temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
-        symmetric (`bool`, *optional*, defaults to `False`): Average two losses: that of each anchor among all
-            candidates, and that of each positive among all anchors.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Exclude false negatives of an anchor: texts equal to
             itself or its own positive, and positives of an equal anchor. Needs the `text_ids` of a batch, which
             [`TextColumnsCollator`] makes; without them nothing is masked.
-        learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
-            `temperature` and never below 0.01.
-        ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
-            ([`Ring`]) instead of gathering them. The losses are the same.
-        gather_negatives (`bool`, *optional*, defaults to `True`): Use the candidates of all ranks. Without, each rank
-            contrasts its own batch, also with `ring`.
-        own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row
-            ([`with_own_negatives`]), not for all.
+
+    The other arguments are fields of [`EmbeddingConfig`]; `symmetric` averages the losses of both directions.
 
     Raises:
         ValueError: if the temperature is not above 0; in forward, for a batch of one pair without hard negatives, or
@@ -181,16 +182,15 @@ class EmbeddingObjective(Objective):
     ) -> torch.Tensor:  # fmt: skip
         """InfoNCE `(batch, len(dims))` of this rank's anchors in one direction, with the candidates of all ranks:
         `columns` of this rank, the first of which has the positives. In `reverse`, those are the anchors."""
-        own, ids = targets.anchor_ids, targets.candidate_ids
-        text, query = (1, 0) if reverse else (0, 1)  # the third comparison is of a candidate with the query itself
+        anchor_ids, candidate_ids = targets.ids(len(columns), reverse=reverse)
         return nested_info_nce(
             anchors,
             torch.cat(list(columns) if self.ring else [targets.rows.gather(vectors) for vectors in columns]),
             dims=dims,
             temperature=self.temperature,
             targets=targets.positives,
-            anchor_ids=None if own is None else own[:, [text, query, query]],
-            candidate_ids=None if ids is None else torch.cat(ids[: len(columns)])[:, [text, query, text]],
+            anchor_ids=anchor_ids,
+            candidate_ids=candidate_ids,
             ring=targets.rows.ring(len(columns)) if self.ring else None,
         )
 
@@ -240,6 +240,11 @@ class EmbeddingConfig(TextTrainingArguments):
     set `mini_batch_size`.
     """
 
+    objective_fields: ClassVar[tuple[str, ...]] = (
+        *TextTrainingArguments.objective_fields, "temperature", "learn_temperature", "symmetric", "mask_duplicates",
+        "ring", "gather_negatives", "own_negatives",
+    )  # fmt: skip
+
     temperature: float = 0.05
     learn_temperature: bool = False
     symmetric: bool = False
@@ -261,14 +266,14 @@ class EmbeddingConfig(TextTrainingArguments):
         """The text columns to train on: one if `unsupervised`, otherwise two or more. It says in the log that labels
         are not read."""
         columns = super().columns_of(*datasets)
-        found = ", ".join(columns) or "none"
+        names = ", ".join(columns) or "none"
         if self.unsupervised and len(columns) != 1:
             raise ValueError(
-                f"Unsupervised training takes one text column; found: {found}. Name one in text_columns, or pass "
+                f"Unsupervised training takes one text column; found: {names}. Name one in text_columns, or pass "
                 "unsupervised=False to train on pairs."
             )
         if not self.unsupervised and len(columns) < 2:
-            raise ValueError(f"Contrastive training needs two text columns or more; found: {found}.")
+            raise ValueError(f"Contrastive training needs two text columns or more; found: {names}.")
         if not self.unsupervised and self.text_columns is None and (labels := labels_of(self.all_columns(*datasets))):
             logger.warning(f"The column(s) {', '.join(labels)} are not read: every row is a positive pair.")
         return columns

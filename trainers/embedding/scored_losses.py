@@ -66,8 +66,8 @@ def cosent(similarities: torch.Tensor, scores: torch.Tensor, *, temperature: flo
     """
     values = precise(similarities) / temperature
     differences = values[:, :, None] - values[:, None, :]
-    kept = differences.masked_fill(scores[:, None] >= scores[None, :], -torch.inf).flatten(1)
-    return nn.functional.pad(kept, (0, 1)).logsumexp(dim=1)
+    differences = differences.masked_fill(scores[:, None] >= scores[None, :], -torch.inf).flatten(1)
+    return nn.functional.pad(differences, (0, 1)).logsumexp(dim=1)
 
 
 def margin_mse(similarities: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -85,8 +85,8 @@ def margin_mse(similarities: torch.Tensor, scores: torch.Tensor) -> torch.Tensor
         `torch.Tensor` of shape `(dims,)`
     """
     margins = scores[:, :1] - scores[:, 1:] if scores.shape[1] == similarities.shape[2] else scores
-    found = precise(similarities[..., :1] - similarities[..., 1:])
-    return (found - margins.to(found)).square().flatten(1).mean(dim=1)
+    learned = precise(similarities[..., :1] - similarities[..., 1:])
+    return (learned - margins.to(learned)).square().flatten(1).mean(dim=1)
 
 
 def score_divergence(

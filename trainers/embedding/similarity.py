@@ -25,7 +25,7 @@ def nested_cosines(vectors: torch.Tensor, candidates: torch.Tensor, dims: Sequen
     """
     sides = [[precise(side[:, part]) for part in segments(tuple(dims))] for side in (vectors, candidates)]
     with no_autocast(vectors):
-        products = torch.stack([own @ other.T for own, other in zip(*sides, strict=True)]).cumsum(dim=0)
+        products = torch.stack([part @ other.T for part, other in zip(*sides, strict=True)]).cumsum(dim=0)
     squares, others = (torch.stack([part.square().sum(dim=1) for part in side]).cumsum(dim=0) for side in sides)
     return products * _inverse_roots(squares)[:, :, None] * _inverse_roots(others)[:, None, :]
 
@@ -67,7 +67,7 @@ def nested_similarity_distillation(
         temperature = temperature.detach()
     with torch.no_grad():
         teacher_candidates = candidates if teacher_candidates is None else teacher_candidates
-        (wanted,) = nested_cosines(teachers, teacher_candidates, (teachers.shape[1],))
-        wanted = nn.functional.log_softmax(wanted / temperature, dim=1)
-    found = nn.functional.log_softmax(nested_cosines(students, candidates, dims) / temperature, dim=2)
-    return (wanted.exp() * (wanted - found)).sum(dim=2)
+        (teacher,) = nested_cosines(teachers, teacher_candidates, (teachers.shape[1],))
+        teacher = nn.functional.log_softmax(teacher / temperature, dim=1)
+    student = nn.functional.log_softmax(nested_cosines(students, candidates, dims) / temperature, dim=2)
+    return (teacher.exp() * (teacher - student)).sum(dim=2)

@@ -1,4 +1,4 @@
-"""Base classes of SIA, SCR and SIR: objectives at layers of their own, and on hidden states of tokens."""
+"""Base classes of SIA, SCR and SIR: objectives at chosen layers, and on hidden states of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.objective import NestedBatch, Objective
 
 
 class OwnLayersObjective(Objective):
-    """Base class of objectives at layers of their own, with the dims of the deepest layer of the trained grid."""
+    """Base class of objectives at chosen layers, with the dims of the deepest layer of the trained grid."""
 
     @classmethod
     def for_grid(cls, grid: Grid, *, layers: Iterable[int] | None = None, **arguments: Any) -> Self:

@@ -48,7 +48,7 @@ class EmbeddingTrainer(PublishingTrainer):
             positive, then hard negatives. A [`~datasets.DatasetDict`] or `dict` has several data sets, whose columns
             may differ. Each batch is of one of them (`args.multi_dataset_batch_sampler`).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns; beside
-            several training sets, with columns of its own.
+            several training sets, perhaps with other columns.
         teacher (`Any`, *optional*): A teacher, for methods with one ([`DistillationTrainer`]).
         objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
             a [`Composition`].
@@ -116,7 +116,8 @@ class EmbeddingTrainer(PublishingTrainer):
         return args
 
     def embeddings_of(self, teacher: Any, args: Any, texts: Iterable[str]) -> TeacherEmbeddings | None:
-        """Hook for methods with a teacher: its embeddings of all texts. Here they can be given for an objective."""
+        """Hook for methods with a teacher: its embeddings of all texts. By default, only ready
+        embeddings are accepted."""
         if isinstance(teacher, TeacherEmbeddings | None):
             return teacher
         raise ValueError(f"{type(self).__name__} takes no teacher.")
@@ -173,9 +174,10 @@ def projection_for(config: EncoderConfig, dim: int | None, published: EmbeddingS
     """The projection to train: the published one if it has this many dims, else a new one; `None` without dims."""
     if dim is None:
         return None
-    found = published.projection if published is not None else None
-    fits = found is not None and found.out_features == dim
-    return Projection.of(found) if fits else Projection(config.hidden_size, dim)
+    known = published.projection if published is not None else None
+    if known is not None and known.out_features == dim:
+        return Projection.of(known)
+    return Projection(config.hidden_size, dim)
 
 
 def has_dropout(model: Any) -> bool:

@@ -35,17 +35,13 @@ class TeacherSpace(RepresentationDistillation):
             similarities over the candidates to the teacher's at all dims
             ([`nested_similarity_distillation`]); `"contrastive"` is InfoNCE with the teacher's embedding of the same
             text as the positive ([`nested_info_nce`]).
-        temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
         alignment (`float`, *optional*, defaults to 0.0): Weight of `1 - cosine` between student and teacher, at the
             same prefix, in addition to the loss. Similarities to random texts say little about texts that are nearly
             equal; this keeps them apart.
-        full_size_weight (`float`, *optional*, defaults to 1.0): Weight of the full size (the last layer at the
-            largest dim), so that it stays what it is.
-        state_only_weight (`float`, *optional*, defaults to 0.0): Weight of the same losses for the state-only
-            maps of layers that read the static table.
-        candidates (`int`, *optional*, defaults to 4096): Number of embeddings drawn from the bank per step; all of
-            them if the bank has fewer.
+        candidates (`int`, *optional*, defaults to 4096): Number of embeddings drawn from the bank per step.
         kwargs: Arguments of [`RepresentationDistillation`], except `teacher_dim`.
+
+    The weights `full_size_weight` (1.0) and `state_only_weight` (0.0) are fields of [`ExitDistillationConfig`].
 
     Raises:
         ValueError: if an argument is out of range, or the grid has more dims than the teacher; in forward, if the

@@ -75,6 +75,10 @@ class ExitDistillationConfig(DistillationConfig):
     of up to `max_length` tokens, or fewer if it was published for shorter texts, unless `teacher_max_length` is set.
     """
 
+    objective_fields = (
+        "pooling", "loss", "temperature", "alignment", "full_size_weight", "state_only_weight", "candidates"
+    )  # fmt: skip
+
     loss: str = "similarity"
     temperature: float = 0.05
     alignment: float = 10.0
@@ -103,9 +107,7 @@ class ExitDistillationConfig(DistillationConfig):
         return self.with_student_as_teacher(model).with_length_of_student()
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
-        distillation = ExitDistillation(
-            grid, bank=torch.from_numpy(teacher.vectors), **self.objective_arguments(ExitDistillation)
-        )
+        distillation = ExitDistillation(grid, bank=torch.from_numpy(teacher.vectors), **self.objective_arguments())
         if self.pair_weight == 0:
             return distillation
         pairs = CrossDepth(grid, temperature=self.pair_temperature, pooling=self.pooling or self.default_pooling)

@@ -121,7 +121,7 @@ class IBKDFinetuningConfig(ContrastiveConfig):
         self.hsic = mapping_of("hsic", self.hsic, HSIC.argument_names())
 
     def build_objective(self, grid: Grid) -> Objective:
-        contrastive = Contrastive(grid, **self.objective_arguments(Contrastive))
+        contrastive = Contrastive(grid, **self.objective_arguments())
         return Composition({"contrastive": (1.0, contrastive), "hsic": (self.beta, hsic_of(self, grid))})
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -46,19 +47,14 @@ def nested_cross_entropy(
     section 2.1): `loss[i, k] = -log softmax(states[i, :d_k] @ weight[:, :d_k].T + bias)[targets[i]]`, exact in value
     and gradient.
 
-    The scores of a prefix are those of the next shorter prefix plus one product over the dims between them, so all
-    prefixes together cost one product of all dims. Likewise, the gradient of a segment of dims is one product with
-    the sum of the gradients of all prefixes that contain it. The vocabulary is processed in blocks, twice: for the
-    log-sum-exp of every row and dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary
-    is never allocated.
-
-    On a GPU, all that follows the products of a block is compiled into one pass over them: it is limited by its
-    memory, and one operation after another reads and writes it many times.
+    The scores of a prefix continue those of the next shorter one, so all prefixes together cost one product of all
+    dims, and so do their gradients. The vocabulary is processed in blocks, twice: for the log-sum-exp of every row and
+    dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary is never allocated. On a GPU,
+    all that follows the products of a block is compiled into one pass over them.
 
     Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers (on a GPU twice as many,
     in the type of the products), and one number per row, dim and block. On a CPU, if there are at most `hidden_size`
-    rows, the memory of the gradient of `weight` is allocated in the forward pass, and holds the scores of the longest
-    prefix until the backward pass.
+    rows, the gradient of `weight` is allocated in the forward pass and holds the scores of the longest prefix.
 
     Args:
         states (`torch.Tensor` of shape `(rows, hidden_size)`): Hidden states of the masked tokens. Carries gradient.
@@ -78,7 +74,7 @@ def nested_cross_entropy(
     head = _Head.of(states, weight, dims, block_size)
     if is_compiled(states):
         return _CompiledCrossEntropy.apply(states, weight, bias, targets, head)
-    return _NestedCrossEntropy.apply(states, weight, bias, targets, head, None)[0]
+    return _NestedCrossEntropy.apply(states, weight, bias, targets, head)
 
 
 @torch.compiler.disable
@@ -127,7 +123,7 @@ def nested_cross_entropy_and_divergence(
     rows = states.flatten(0, 1)
     head = _Head.of(rows, weight, dims, block_size)
     divergences = _Divergences(tuple(pairs), tokens, reverse, temperature)
-    losses, values = _NestedCrossEntropy.apply(rows, weight, bias, targets.repeat(layers), head, divergences)
+    losses, values = _CrossEntropyAndDivergence.apply(rows, weight, bias, targets.repeat(layers), head, divergences)
     return losses.view(layers, tokens, len(dims)), values
 
 
@@ -219,8 +215,107 @@ def _stored_scores(stored: torch.Tensor, block: slice, rows: int) -> torch.Tenso
     return stored[block].view(-1)[: rows * width].view(rows, width)
 
 
+read_all: Callable[[Iterable[Any]], object] = partial(deque, maxlen=0)  # values that are not needed again
+
+
+class _LogSums:
+    """The log-sum-exps of all blocks at every prefix dim, in a forward pass."""
+
+    def __init__(self, head: _Head, rows: torch.Tensor) -> None:
+        shape, self.head = (len(head.blocks), len(head.segments), len(rows)), head
+        self.largest, self.probabilities = (rows.new_empty(shape, dtype=head.precise) for _ in range(2))
+
+    def blocks(
+        self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> Iterator[Iterator[torch.Tensor]]:
+        """Yield the scores of each block, which are added as they are read: `(rows, block)` at each dim."""
+        rows, buffers = states.to(self.head.dtype), self.head.buffers(states, 2)
+        for number, block in enumerate(self.head.blocks):
+            nested, room = buffers.of(len(rows), block.stop - block.start)
+            block_weight, block_bias = weight[block].to(self.head.dtype), None if bias is None else bias[block]
+            yield self.adding(number, self.head.nested_scores(rows, block_weight, block_bias, nested), room)
+            if self.head.stored is not None:
+                _stored_scores(self.head.stored, block, len(rows)).copy_(nested)
+
+    def adding(self, number: int, every_score: Iterator[torch.Tensor], room: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the scores of a block after adding them; `room` has their shape."""
+        for index, scores in enumerate(every_score):
+            # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
+            # probability p = exp(s - log_sum).
+            torch.amax(torch.softmax(scores, dim=1, out=room), dim=1, out=self.probabilities[number, index])
+            torch.amax(scores, dim=1, out=self.largest[number, index])
+            yield scores
+
+    def totals(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-sum-exps over the vocabulary `(dims, rows)`, and the share of each block `(blocks, dims, rows)`."""
+        block_log_sums = self.largest.sub_(self.probabilities.log_())
+        log_sums = block_log_sums.logsumexp(dim=0)
+        return log_sums, block_log_sums.sub_(log_sums).exp_()
+
+
+class _Gradients:
+    """The gradients of hidden states, weight and bias, which grow block by block, in a backward pass."""
+
+    def __init__(self, ctx: Any, grad_losses: torch.Tensor) -> None:
+        self.head: _Head = ctx.head
+        self.states, self.weight, self.bias, targets, shares = ctx.saved_tensors[:5]
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_losses, self.rows = grad_losses.to(shares.dtype), self.states.to(self.head.dtype)
+        self.of_states = torch.zeros_like(self.states, dtype=shares.dtype) if needs_states else None
+        # The memory becomes the gradient of the weight, so a second backward pass cannot use its scores.
+        self.stored, self.head.stored = self.head.stored, None
+        room = torch.empty_like(self.weight) if needs_weight and self.stored is None else self.stored
+        self.of_weight = room if needs_weight else None
+        self.of_bias = torch.empty_like(self.bias) if needs_bias else None
+        self.buffers, self.factors = self.head.buffers(self.rows, 1 + len(self.head.segments)), shares * grad_losses.T
+        # In the order of the targets, the rows whose target is in a block are next to each other. Their bounds are the
+        # only numbers that the host waits for.
+        self.targets, self.order = targets.sort()
+        starts = torch.arange(0, len(self.weight), self.head.blocks[0].stop, device=targets.device)
+        self.bounds = [*torch.searchsorted(self.targets, starts).tolist(), len(targets)]
+        self.target_grads = grad_losses[self.order].T
+
+    def scores(self, number: int) -> Iterator[torch.Tensor]:
+        """Begin a block: yield its scores at each dim, and then set the gradients of their log-sum-exps."""
+        block, bias = self.head.blocks[number], self.bias
+        self.buffer = self.buffers.of(len(self.rows), block.stop - block.start)
+        nested, *self.gradients = self.buffer
+        self.block_weight = self.weight[block].to(self.head.dtype)
+        every = self.head.nested_scores(self.rows, self.block_weight, None if bias is None else bias[block], nested)
+        if self.stored is not None:
+            shorter_prefixes = itertools.islice(every, len(self.head.segments) - 1)
+            every = itertools.chain(shorter_prefixes, [_stored_scores(self.stored, block, len(self.rows))])
+        for gradient, scores, factor in zip(self.gradients, every, self.factors[number], strict=True):
+            yield scores
+            torch.softmax(scores, dim=1, out=gradient).mul_(factor[:, None])
+
+    def finish(self, number: int, others: Iterable[torch.Tensor] = ()) -> None:
+        """End a block: add its part of the gradients, also from other gradients of the scores at each dim."""
+        block = self.head.blocks[number]
+        # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
+        hits = slice(self.bounds[number], self.bounds[number + 1])
+        self.buffer[1:, self.order[hits], self.targets[hits] - block.start] -= self.target_grads[:, hits]
+        for gradient, other in zip(self.gradients, others, strict=False):
+            gradient.add_(other)
+        for gradient, segment in zip(summed_from_the_longest(self.gradients), self.head.segments, strict=True):
+            gradient = gradient.to(self.head.dtype)
+            if self.of_states is not None:
+                _add_product_(self.of_states[:, segment], gradient, self.block_weight[:, segment])
+            if self.of_weight is not None:
+                self.of_weight[block, segment] = gradient.T @ self.rows[:, segment]
+        if self.of_weight is not None:
+            self.of_weight[block, self.head.segments[-1].stop :] = 0
+        if self.of_bias is not None:
+            self.of_bias[block] = self.gradients[0].sum(dim=0)
+
+    def all(self) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of hidden states, weight and bias."""
+        of_states = self.of_states.to(self.states.dtype) if self.of_states is not None else None
+        return of_states, self.of_weight, self.of_bias
+
+
 class _NestedCrossEntropy(torch.autograd.Function):
-    """See [`nested_cross_entropy`] and [`nested_cross_entropy_and_divergence`]."""
+    """See [`nested_cross_entropy`]."""
 
     @staticmethod
     def forward(
@@ -230,90 +325,58 @@ class _NestedCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         head: _Head,
-        divergences: _Divergences | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, buffers = states.to(head.dtype), head.buffers(states, 2)
-        precise = head.precise
-        shape = (len(head.blocks), len(head.segments), len(rows))
-        block_log_sums, block_largest = (states.new_empty(shape, dtype=precise) for _ in range(2))
-        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for block, log_sums, largest in zip(head.blocks, block_log_sums, block_largest, strict=True):
-            nested, probabilities = buffers.of(len(rows), block.stop - block.start)
-            kept = []
-            block_bias = None if bias is None else bias[block]
-            for index, scores in enumerate(head.nested_scores(rows, weight[block].to(head.dtype), block_bias, nested)):
-                # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
-                # probability p = exp(s - log_sum).
-                torch.amax(torch.softmax(scores, dim=1, out=probabilities), dim=1, out=largest[index])
-                torch.amax(scores, dim=1, out=log_sums[index])
-                if divergences is not None:
-                    kept.append(scores.clone())
-            if head.stored is not None:
-                _stored_scores(head.stored, block, len(rows)).copy_(nested)
-            if divergences is not None:
-                parts.append(divergences.of_block(kept))
-        log_sums = block_log_sums.sub_(block_largest.log_()).logsumexp(dim=0)
+    ) -> torch.Tensor:
+        sums = _LogSums(head, states)
+        for every_score in sums.blocks(states, weight, bias):
+            read_all(every_score)
+        log_sums, shares = sums.totals()
+        ctx.head = head
+        ctx.save_for_backward(states, weight, bias, targets, shares)
+        return log_sums.T.contiguous() - target_scores(states.to(head.dtype), weight, bias, targets, head)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_losses: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients = _Gradients(ctx, grad_losses)
+        for number in range(len(ctx.head.blocks)):
+            read_all(gradients.scores(number))
+            gradients.finish(number)
+        return *gradients.all(), None, None
+
+
+class _CrossEntropyAndDivergence(torch.autograd.Function):
+    """See [`nested_cross_entropy_and_divergence`]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        head: _Head,
+        divergences: _Divergences,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = _LogSums(head, states)
+        blocks = sums.blocks(states, weight, bias)
+        parts = [divergences.of_block([scores.clone() for scores in every_score]) for every_score in blocks]
+        log_sums, shares = sums.totals()
         ctx.head, ctx.divergences = head, divergences
-        block_shares = block_log_sums.sub_(log_sums).exp_()
         block_parts = [torch.stack(each) for each in zip(*parts, strict=True)]
-        ctx.save_for_backward(states, weight, bias, targets, block_shares, *block_parts)
-        values = None if divergences is None else divergences.values(*block_parts)
-        return log_sums.T.contiguous() - target_scores(rows, weight, bias, targets, head), values
+        ctx.save_for_backward(states, weight, bias, targets, shares, *block_parts)
+        losses = log_sums.T.contiguous() - target_scores(states.to(head.dtype), weight, bias, targets, head)
+        return losses, divergences.values(*block_parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight, bias, targets, block_shares, *block_parts = ctx.saved_tensors
-        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        head, divergences, precise = ctx.head, ctx.divergences, block_shares.dtype
-        grad_losses, rows = grad_outputs[0].to(precise), states.to(head.dtype)
-        grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
-        # The memory becomes grad_weight below, so a second backward pass cannot use its scores.
-        stored, head.stored = head.stored, None
-        grad_weight = (torch.empty_like(weight) if stored is None else stored) if needs_weight else None
-        grad_bias = torch.empty_like(bias) if needs_bias else None
-        grad_parts = divergences.part_gradients(block_parts, grad_outputs[1].to(precise)) if divergences else None
-        buffers = head.buffers(rows, 1 + len(head.segments))
-        factors = block_shares * grad_losses.T
-        # In the order of the targets, the rows whose target is in a block are next to each other. Their bounds are the
-        # only numbers that the host waits for.
-        targets, order = targets.sort()
-        starts = torch.arange(0, len(weight), head.blocks[0].stop, device=targets.device)
-        bounds = [*torch.searchsorted(targets, starts).tolist(), len(targets)]
-        target_grads = grad_losses[order].T
-        for number, (block, block_factors) in enumerate(zip(head.blocks, factors, strict=True)):
-            block_weight = weight[block].to(head.dtype)
-            nested, *gradients = every = buffers.of(len(rows), block.stop - block.start)
-            all_scores = head.nested_scores(rows, block_weight, None if bias is None else bias[block], nested)
-            if stored is not None:
-                shorter_prefixes = itertools.islice(all_scores, len(head.segments) - 1)
-                all_scores = itertools.chain(shorter_prefixes, [_stored_scores(stored, block, len(rows))])
-            kept = []
-            for gradient, scores, factor in zip(gradients, all_scores, block_factors, strict=True):
-                if divergences is not None:
-                    kept.append(scores.clone())
-                torch.softmax(scores, dim=1, out=gradient).mul_(factor[:, None])
-            # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
-            hits = slice(bounds[number], bounds[number + 1])
-            every[1:, order[hits], targets[hits] - block.start] -= target_grads[:, hits]
-            if grad_parts is not None:
-                for gradient, extra in zip(
-                    gradients, divergences.score_gradients(kept, [each[number] for each in grad_parts]), strict=True
-                ):
-                    gradient.add_(extra)
-            for gradient, segment in zip(summed_from_the_longest(gradients), head.segments, strict=True):
-                gradient = gradient.to(head.dtype)
-                if grad_states is not None:
-                    _add_product_(grad_states[:, segment], gradient, block_weight[:, segment])
-                if grad_weight is not None:
-                    grad_weight[block, segment] = gradient.T @ rows[:, segment]
-            if grad_weight is not None:
-                grad_weight[block, head.segments[-1].stop :] = 0
-            if grad_bias is not None:
-                grad_bias[block] = gradients[0].sum(dim=0)
-
-        grad_states = grad_states.to(states.dtype) if grad_states is not None else None
-        return grad_states, grad_weight, grad_bias, None, None, None
+        gradients, shares, block_parts = _Gradients(ctx, grad_outputs[0]), ctx.saved_tensors[4], ctx.saved_tensors[5:]
+        grad_parts = ctx.divergences.part_gradients(block_parts, grad_outputs[1].to(shares.dtype))
+        for number in range(len(ctx.head.blocks)):
+            every_score = [scores.clone() for scores in gradients.scores(number)]
+            others = ctx.divergences.score_gradients(every_score, [part[number] for part in grad_parts])
+            gradients.finish(number, others)
+        return *gradients.all(), None, None, None
 
 
 def is_compiled(states: torch.Tensor) -> bool:
@@ -324,11 +387,11 @@ def is_compiled(states: torch.Tensor) -> bool:
 def prefix_log_sums(products: Sequence[torch.Tensor], bias: torch.Tensor) -> torch.Tensor:
     """The log-sum-exp of a block's scores at every prefix dim, `(dims, rows)`, from the bias `(block,)`, which has
     their type, and the products `(rows, block)` of the segments."""
-    scores, found = bias, []
+    scores, log_sums = bias, []
     for product in products:
         scores = scores + product.to(bias.dtype)
-        found.append(scores.logsumexp(dim=1))
-    return torch.stack(found)
+        log_sums.append(scores.logsumexp(dim=1))
+    return torch.stack(log_sums)
 
 
 def segment_gradients(
@@ -353,7 +416,7 @@ def segment_gradients(
     return [each.to(products[0].dtype) for each in gradients], gradients[0].sum(dim=0)
 
 
-@functools.cache
+@cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function as one kernel for any number of rows and columns, where there is what compiles it: Triton, and the C
     compiler and Python's headers that it needs. Else the function as it is, with a warning."""
@@ -362,7 +425,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         "a C compiler": any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))),
         "Python's headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
     }
-    if missing := [name for name, found in needed.items() if not found]:
+    if missing := [name for name, available in needed.items() if not available]:
         logger.warning_once(f"The masked-LM head is not compiled, which makes it slower: {missing[0]} is missing.")
         return function
     return torch.compile(function, dynamic=True)
@@ -449,7 +512,7 @@ class _Divergences:
         return (shares[:, :, 0] * means).sum(dim=0) - totals[:, 0] + totals[:, 1]
 
     def part_gradients(self, parts: Sequence[torch.Tensor], grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The gradients of the parts of all blocks, from those of the divergences."""
+        """The gradients of the parts of all blocks, from the divergences' gradients."""
         with torch.enable_grad():
             leaves = [part.detach().requires_grad_() for part in parts]
             return torch.autograd.grad(self.values(*leaves), leaves, grads)
@@ -457,7 +520,7 @@ class _Divergences:
     def score_gradients(
         self, scores: Sequence[torch.Tensor], part_gradients: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """The gradients of a block's scores at each dim, from those of its parts."""
+        """The gradients of a block's scores at each dim, from its parts' gradients."""
         with torch.enable_grad():
             leaves = [each.requires_grad_() for each in scores]
             return torch.autograd.grad(self.of_block(leaves), leaves, part_gradients, materialize_grads=True)

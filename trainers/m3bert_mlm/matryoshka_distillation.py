@@ -34,10 +34,8 @@ class MatryoshkaDistillation(MultigranularMLM):
     Args:
         grid ([`Grid`]): The granularities to train.
         pairs (`str`): Pairs of teacher and student, such as `"12x768>4x64"` or `"12x768>all"`; see [`Grid.pairs`].
-        distillation_weight (`float`, *optional*, defaults to 1.0): lambda_D, weight of the KL terms.
-        distillation_temperature (`float`, *optional*, defaults to 1.0): tau_D, temperature of both distributions.
-        distillation_direction (`str`, *optional*, defaults to `"reverse"`): `"reverse"` is KL(student || teacher),
-            as in Eq. 2; `"forward"` is KL(teacher || student).
+
+    The other arguments are fields of [`MatryoshkaDistillationConfig`].
 
     Raises:
         ValueError: if `pairs` cannot be parsed or an argument is out of range; in forward, as [`MultigranularMLM`].
@@ -107,6 +105,7 @@ class MatryoshkaDistillationConfig(MultigranularMLMConfig):
     """
 
     objective_class = MatryoshkaDistillation
+    objective_fields = ("pairs", "distillation_weight", "distillation_temperature", "distillation_direction")
 
     pairs: str | None = None
     distillation_weight: float = 1.0

@@ -71,7 +71,7 @@ class SIR(OwnLayersObjective):
     """
     Spectral isotropy regularisation (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section 2.2): at
     every layer and dim, half of [`variance_variation`] plus half of [`nested_uniformity`] of pooled embeddings,
-    averaged over layers and dims (section 2.3). The batch is that of all ranks. Each text column is a separate batch,
+    averaged over layers and dims (section 2.3). The batch spans all ranks. Each text column is a separate batch,
     so that a text is not pushed away from its positive; the losses of the columns are averaged.
 
     Args:

@@ -58,15 +58,15 @@ def prefix_attention_scores(
     Returns:
         `torch.Tensor` of shape `(layers * batch, len(dims), tokens)`, in float32 or wider.
     """
-    keys, anchors = [precise(its) for its in states], [precise(its).detach() for its in anchors]
+    keys, anchors = [precise(layer) for layer in states], [precise(layer).detach() for layer in anchors]
     width = keys[0].shape[2]
     with no_autocast(keys[0]):
-        products = [its @ maps.to(its.dtype).T for its, maps in zip(anchors, projections, strict=True)]
+        products = [layer @ maps.to(layer.dtype).T for layer, maps in zip(anchors, projections, strict=True)]
         # Queries are padded with zeros, because truncated states would need a gradient tensor of full size each.
         queries = (torch.cat(products) / width**0.5).split(list(dims), dim=1)
         padded = torch.stack([nn.functional.pad(query, (0, width - query.shape[1])) for query in queries], dim=1)
         of_layers = padded.unflatten(0, (len(keys), -1))
-        return torch.cat([torch.bmm(query, its.mT) for query, its in zip(of_layers, keys, strict=True)])
+        return torch.cat([torch.bmm(query, key.mT) for query, key in zip(of_layers, keys, strict=True)])
 
 
 def attention_divergence(
@@ -193,15 +193,15 @@ class _Grams(NamedTuple):
     @classmethod
     def of(cls, states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> Self:
         tokens = torch.arange(states.shape[1], device=counts.device)
-        kept = (tokens < counts.T[:, :, None]).to(states.dtype)
+        compared = (tokens < counts.T[:, :, None]).to(states.dtype)
         # The shift keeps digits where tokens share a large offset, and makes equal tokens exactly 0.
-        vectors = (states - states[:, :1]) * kept.amax(dim=0)[:, :, None]
+        vectors = (states - states[:, :1]) * compared.amax(dim=0)[:, :, None]
         parts = segments(dims if dims[-1] == states.shape[2] else (*dims, states.shape[2]))
         grams = states.new_zeros(len(parts) + 1, len(states), len(tokens), len(tokens))
         with no_autocast(states):
             for shorter, longer, part in zip(grams[:-1], grams[1:], parts, strict=True):
                 torch.baddbmm(shorter, vectors[:, :, part], vectors[:, :, part].mT, out=longer)
-            students, teachers = _centred(grams[1 : 1 + len(dims)], kept), _centred(grams[-1:], kept)
+            students, teachers = _centred(grams[1 : 1 + len(dims)], compared), _centred(grams[-1:], compared)
             norms, teacher_norms = (torch.linalg.vector_norm(each, dim=(2, 3)) for each in (students, teachers))
             differ = norms * teacher_norms != 0  # true for NaN, which must not be hidden
             norms = torch.where(differ, norms, 1)
@@ -211,10 +211,10 @@ class _Grams(NamedTuple):
         return cls(vectors, students, teachers, norms, differ, similarities)
 
 
-def _centred(grams: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Gram matrices `(dims, texts, tokens, tokens)` of vectors that are centred over the kept tokens, 1 in `kept` of
-    shape `(dims, texts, tokens)`; 0 for other tokens."""
-    shares = kept / kept.sum(dim=2, keepdim=True).clamp(min=1)
-    means = torch.einsum("ntij,ntj->nti", grams.expand(len(kept), -1, -1, -1), shares)
+def _centred(grams: torch.Tensor, compared: torch.Tensor) -> torch.Tensor:
+    """Gram matrices `(dims, texts, tokens, tokens)` of vectors that are centred over the tokens with a 1 in
+    `compared`, of shape `(dims, texts, tokens)`; 0 for other tokens."""
+    shares = compared / compared.sum(dim=2, keepdim=True).clamp(min=1)
+    means = torch.einsum("ntij,ntj->nti", grams.expand(len(compared), -1, -1, -1), shares)
     rest = means - torch.linalg.vecdot(means, shares)[:, :, None]
-    return (grams - means[..., None]).sub_(rest[:, :, None]).mul_(kept[..., None]).mul_(kept[:, :, None])
+    return (grams - means[..., None]).sub_(rest[:, :, None]).mul_(compared[..., None]).mul_(compared[:, :, None])

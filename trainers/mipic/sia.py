@@ -99,8 +99,8 @@ class SIA(TokenGridObjective):
         return {
             self.term(Granularity(layer, dim), name, weight=self.weights[name]): loss
             for number, layer in enumerate(self.layers)
-            for name, its in means.items()
-            for dim, loss in zip(self.dims, its[number].unbind(), strict=True)
+            for name, mean in means.items()
+            for dim, loss in zip(self.dims, mean[number].unbind(), strict=True)
         }
 
     def losses(self, text: NestedStates) -> dict[str, torch.Tensor]:
@@ -111,7 +111,7 @@ class SIA(TokenGridObjective):
         most = int(counts.max())
         texts = torch.arange(len(counts), device=counts.device)[:, None]
         states = [text.layers[layer] for layer in layers]
-        anchors = [its[texts[:, 0], positions] for its in states]
+        anchors = [hidden[texts[:, 0], positions] for hidden in states]
         importance = [token_importance(*each) for each in zip(states, anchors, strict=True)]
         losses = {}
         if self.weights["attention"]:
@@ -124,6 +124,6 @@ class SIA(TokenGridObjective):
             )
         if self.weights["cka"]:
             orders = [scores.masked_fill(~others, -torch.inf).topk(most, dim=1).indices for scores in importance]
-            chosen = torch.cat([its[texts, order] for its, order in zip(states, orders, strict=True)])
+            chosen = torch.cat([hidden[texts, order] for hidden, order in zip(states, orders, strict=True)])
             losses["cka"] = nested_token_cka(chosen, counts.repeat(len(layers), 1), self.dims)
-        return {name: its.unflatten(0, (len(layers), -1)).transpose(0, 1) for name, its in losses.items()}
+        return {name: loss.unflatten(0, (len(layers), -1)).transpose(0, 1) for name, loss in losses.items()}

@@ -48,26 +48,13 @@ class QAMA(RepresentationDistillation):
     Args:
         grid ([`Grid`]): Layers, and nested dims. The widest dim is the quantizer's hidden size.
         quantizer ([`M3BertQuantizer`]): The quantizer to train; see [`~M3BertQuantizer.initialize`].
-        frozen (`bool`, *optional*, defaults to `True`): Whether the quantizer reads the teacher's embeddings. The
-            encoder is then neither run nor trained.
         codes (`Sequence[str]`, *optional*, defaults to `("qama-2",)`): Codes whose similarities are matched.
-        quantized_gradient (`bool`, *optional*, defaults to `False`): Whether bits have a gradient.
-        matryoshka (`bool`, *optional*, defaults to `True`): Match similarities at every nested dim, not only at the
-            widest, and contrast pairs of texts if there are two columns.
-        quantization_loss (`bool`, *optional*, defaults to `True`): Keep numbers away from thresholds, and match the
-            similarities of codes.
-        regularization (`bool`, *optional*, defaults to `True`): Orthogonality of added dims, and information
-            bottleneck.
-        variance_control (`bool`, *optional*, defaults to `True`): Adaptive variance control.
         temperature (`float`, *optional*, defaults to 0.1): Temperature of the KL divergence.
-        contrast_temperature (`float`, *optional*, defaults to 0.05): Temperature of the contrastive loss.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
-        rank_texts (`int`, *optional*, defaults to 8): Texts per batch in the rank loss, which costs batch^2 numbers
-            per text.
         weights (`dict[str, float]`, *optional*): Name of a term -> weight, in place of [`WEIGHTS`].
-        level_weights (`dict[int, float]`, *optional*): Nested dim -> weight of its similarity losses, for every dim of
-            the grid. Default: [`level_weights`] of the released code, divided by their sum.
         pooling (`str`, *optional*, defaults to `"mean"`): Pooling of the encoder's hidden states.
+
+    The other arguments are fields of [`QAMAConfig`].
 
     Raises:
         ValueError: if an argument is out of range; in forward, as [`RepresentationDistillation`].
@@ -133,12 +120,12 @@ class QAMA(RepresentationDistillation):
         terms: Terms = {}
         columns = len(batch.teacher or ())
         for layer in self.grid.layers:
-            vectors = (
+            embeddings = (
                 taught.teacher
                 if self.frozen
                 else torch.cat([text.pooled(layer, self.pooling) for text in batch.texts.values()])
             )
-            transformed = self.quantizer(vectors)
+            transformed = self.quantizer(embeddings)
             everywhere = taught.rows.gather(transformed)
             for dim in self.dims(layer):
                 g = Granularity(layer, dim)
@@ -147,8 +134,8 @@ class QAMA(RepresentationDistillation):
                     for code in self.codes:
                         bits = self.bits(everywhere, code, dim)
                         sides[Granularity(layer, dim, code)] = bits[taught.rows.offset :][: len(transformed)], bits
-                for granularity, (own, candidates) in sides.items():
-                    terms |= self.similarity_terms(granularity, own, candidates, targets, taught, columns)
+                for granularity, (vectors, candidates) in sides.items():
+                    terms |= self.similarity_terms(granularity, vectors, candidates, targets, taught, columns)
             terms |= self.regularizers(layer, transformed, everywhere, taught)
             if self.training:
                 self.quantizer.update_thresholds(everywhere.detach())
@@ -162,14 +149,14 @@ class QAMA(RepresentationDistillation):
     def similarity_terms(
         self,
         granularity: Granularity,
-        own: torch.Tensor,
+        vectors: torch.Tensor,
         candidates: torch.Tensor,
         targets: torch.Tensor,
         taught: TaughtTexts,
         columns: int,
     ) -> Terms:
         """The similarity losses at one granularity."""
-        similarities, count = cosine_matrix(own, candidates), self.rank_texts
+        similarities, count = cosine_matrix(vectors, candidates), self.rank_texts
         divergences = similarity_divergence(similarities, targets, temperature=self.temperature)
         losses = {
             "sim": taught.rows.mean(similarity_error(similarities, targets)),
@@ -177,7 +164,7 @@ class QAMA(RepresentationDistillation):
             "rank": taught.rows.mean(rank_error(similarities[:count], targets[:count])),
         }
         if self.matryoshka and columns > 1:
-            losses["contrast"] = self.contrast(own, candidates, taught, columns)
+            losses["contrast"] = self.contrast(vectors, candidates, taught, columns)
         weight = self.level_weight(granularity)
         return {
             self.term(granularity, name, weight=weight * self.weights[name]): loss for name, loss in losses.items()
@@ -186,23 +173,25 @@ class QAMA(RepresentationDistillation):
     def level_weight(self, granularity: Granularity) -> float:
         """Weight of the similarities at one granularity."""
         if granularity.code != FLOAT and not self.quantized_gradient:
-            return 0.0  # reported in an evaluation, whose loss is to be that of the training
+            return 0.0  # reported in an evaluation, and not counted
         if self.level_weights:
             return self.level_weights[granularity.dim]
         weights = released_level_weights(self.dims(granularity.layer))
         return weights[granularity.dim] / sum(weights.values())
 
-    def contrast(self, own: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int) -> torch.Tensor:
+    def contrast(
+        self, vectors: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int
+    ) -> torch.Tensor:
         """InfoNCE of the first text column and the second, among all texts but the anchor itself and, on request,
         texts equal to the anchor or its positive."""
-        pairs = len(own) // columns
-        ids, all_ids = taught.targets[:, None], torch.arange(len(candidates), device=own.device)[:, None]
+        pairs = len(vectors) // columns
+        ids, all_ids = taught.targets[:, None], torch.arange(len(candidates), device=vectors.device)[:, None]
         if self.mask_duplicates and taught.own_ids is not None and taught.all_ids is not None:
             ids, all_ids = taught.own_ids, taught.all_ids
         losses = nested_info_nce(
-            own[:pairs],
+            vectors[:pairs],
             candidates,
-            dims=(own.shape[1],),
+            dims=(vectors.shape[1],),
             temperature=self.contrast_temperature,
             targets=taught.targets[pairs : 2 * pairs],
             anchor_ids=torch.cat([ids[:pairs], ids[pairs : 2 * pairs]], dim=1),
@@ -222,7 +211,7 @@ class QAMA(RepresentationDistillation):
         if self.quantization_loss:
             losses["quantization"] = self.quantization(transformed, widest.dim, taught)
         if self.variance_control:
-            # The new dims of each nested dim, on their own.
+            # The new dims of each nested dim, on their vectors.
             dims = [0, *self.grid.dims_of(layer)]
             levels = zip(dims[:-1], dims[1:], strict=True)
             values = torch.stack([variance_control(everywhere[:, start:end]) for start, end in levels])

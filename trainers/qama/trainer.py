@@ -75,11 +75,15 @@ class QAMAConfig(DistillationConfig):
     exits, which share the space of the last layer, can use the same quantizer. Without `teacher_name_or_path`, the
     teacher is the model itself as it was saved.
 
-    The defaults are those of our study. The paper trains for 5 epochs with a learning rate of 1e-4 (recipe
+    The defaults come from our study. The paper trains for 5 epochs with a learning rate of 1e-4 (recipe
     `qama_paper`). In its released code, similarities weigh about 20 times more (recipe `qama_released`).
     """
 
     projects = False
+    objective_fields = (
+        "pooling", "frozen", "codes", "quantized_gradient", "matryoshka", "quantization_loss", "regularization",
+        "variance_control", "temperature", "contrast_temperature", "rank_texts", "weights", "level_weights",
+    )  # fmt: skip
 
     frozen: bool = True
     codes: list[str] | None = None
@@ -131,14 +135,14 @@ class QAMAConfig(DistillationConfig):
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         if teacher.width != grid.dims[-1]:
             raise ValueError(
-                f"The teacher's embeddings have {teacher.width} dims, those of the model {grid.dims[-1]}: a quantizer "
+                f"The teacher's embeddings have {teacher.width} dims, the model's {grid.dims[-1]}: a quantizer "
                 "starts from embeddings like those that it will read."
             )
         options = mapping_of("quantizer_config", self.quantizer_config)
         config = M3BertQuantizerConfig(hidden_size=grid.dims[-1], dims=grid.dims, layers=grid.layers, **options)
         quantizer = M3BertQuantizer(config)
         quantizer.initialize(sample_of(teacher))
-        return QAMA(grid, quantizer=quantizer, **self.objective_arguments(QAMA))
+        return QAMA(grid, quantizer=quantizer, **self.objective_arguments())
 
 
 class QAMATrainer(DistillationTrainer):
@@ -200,12 +204,12 @@ class QAMATrainer(DistillationTrainer):
         self.model.eval()
         for inputs in self.get_train_dataloader():
             texts = self.nested.encode(self._prepare_inputs(inputs))
-            found = [
+            pooled = [
                 text.pooled(layer, self.args.pooling)
                 for text in texts.values()
                 for layer in self.quantizer.config.layers
             ]
-            embeddings.append(self.accelerator.gather(torch.cat(found)))
+            embeddings.append(self.accelerator.gather(torch.cat(pooled)))
             count += len(embeddings[-1])
             if count >= CALIBRATION_TEXTS:
                 break
@@ -237,12 +241,12 @@ def require_published(encoder: Any, pooling: str | None, max_length: int | None)
         )
     if (settings := EmbeddingSettings.of_source(source)) is None:
         return
-    for option, kept, differs in (
+    for option, value, differs in (
         ("pooling", settings.pooling, settings.pooling != pooling),
         ("max_length", settings.max_length, (max_length or 0) > (settings.max_length or np.inf)),
     ):
         if differs:
-            raise ValueError(f"{name} was published with {option}={kept!r}, which a frozen encoder keeps.")
+            raise ValueError(f"{name} was published with {option}={value!r}, which a frozen encoder keeps.")
 
 
 def sample_of(teacher: TeacherEmbeddings) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from m3bert.modeling import M3BertModel
-from m3bert.trainers import CRD, PIC, SIA, Contrastive, Granularity, Grid, NestedBatch, NestedModel, Objective, Term
+from m3bert.trainers import PIC, SIA, Contrastive, Granularity, Grid, NestedBatch, NestedModel, Objective, Term
 from tests.conftest import tiny_config
 from tests.trainers.tiny_run import GRID, WithProjector
 
@@ -37,10 +37,8 @@ def test_the_loss_is_the_weighted_sum_of_the_terms():
 
 
 def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
-    assert {"temperature", "pooling", "own_negatives", "reduction"} < set(Contrastive.argument_names())
     assert {"layers", "temperature", "token_shares"} < set(SIA.argument_names())
     assert {"chain", "temperature", "detach_target"} < set(PIC.argument_names())
-    assert set(CRD.argument_names()) == {"critic_dim", "temperature", "mask_duplicates", "teacher_dim", "pooling"}
 
 
 def test_objectives_can_be_made_of_others():

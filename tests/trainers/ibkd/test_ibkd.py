@@ -82,15 +82,6 @@ def test_a_student_learns_from_a_teacher_with_another_tokenizer(encoder_folder, 
     assert logged == names.get(method, {f"{method}_6x32"})
 
 
-def test_the_papers_values_are_the_defaults(tmp_path):
-    args = IBKDConfig(**quiet(tmp_path))
-    assert (args.temperature, args.beta, args.learning_rate, args.num_train_epochs) == (0.1, 1.0, 1e-4, 10)
-    second = IBKDFinetuningConfig(**quiet(tmp_path))
-    hsic = second.build_objective(Grid.parse("6x32")).parts["hsic"]
-    assert (hsic.kernel, hsic.gamma, hsic.input_layer, hsic.pooling) == ("rbf", 0.5, 0, "mean")
-    assert (second.temperature, second.beta, second.learning_rate, second.num_train_epochs) == (0.05, 0.5, 3e-5, 3)
-
-
 def test_distillation_over_a_grid(tiny_tokenizer, encoder_folder, sentences, tmp_path):
     trainer = distiller(
         quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, grid="2,4,6x8,32", max_steps=1

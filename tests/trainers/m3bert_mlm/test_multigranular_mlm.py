@@ -81,19 +81,6 @@ def test_what_is_missing_is_named(tiny_masked_lm):
         NestedModel(tiny_masked_lm, objective)(**batch)
 
 
-def test_defaults_are_the_papers(tmp_path, quiet_arguments):
-    args = MultigranularMLMConfig(**quiet_arguments(tmp_path))
-    assert (args.mlm_probability, args.learning_rate, args.weight_decay, args.warmup_steps) == (
-        0.15,
-        1e-4,
-        0.01,
-        10_000,
-    )
-    assert (args.lr_scheduler_type, args.adam_beta1, args.adam_beta2) == ("cosine", 0.9, 0.999)
-    with pytest.raises(ValueError, match="mlm_probability=1.5 must be between 0 and 1"):
-        MultigranularMLMConfig(**quiet_arguments(tmp_path, mlm_probability=1.5))
-
-
 def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, tmp_path, quiet_arguments):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.mask_token = None
