@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..utils.durable import remove_files, replacing, replacing_files
 from .command import MODEL_FILES, argument_parser, naming, next_step, writing_to
-from .fit import copy_source, joined_texts, streams_of
+from .fit import copy_source, streams_of, texts_in
 
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def texts_of(files: Sequence[str], options: Namespace) -> Texts:
 
         with naming(options.source):
             tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
-    return lambda: joined_texts(chain(*streams.values()), options.text_column, tokenizer)
+    return lambda: texts_in(chain(*streams.values()), options.text_column, tokenizer)
 
 
 def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:

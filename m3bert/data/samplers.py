@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from ..encode.ranks import rank, world_size
 from ..utils.hashing import hash_of
-from .collators import ColumnsCollator, TextColumnsCollator, joined_text
+from .collators import ColumnsCollator, TextColumnsCollator, joined_texts
 from .training_sets import NamedDatasets
 
 
@@ -145,4 +145,5 @@ def batches_of(
 
 def text_numbers(dataset: Dataset, collator: TextColumnsCollator) -> np.ndarray:
     """A number for the text of each row in each column, equal for equal texts: hashes `(rows, columns)`."""
-    return np.array([[hash_of(joined_text(row, column, "\0")) for column in collator.columns] for row in dataset])
+    columns = [[hash_of(text) for text in joined_texts(dataset, column, "\0")] for column in collator.columns]
+    return np.array(columns).T

@@ -29,6 +29,11 @@ class Code:
         """Whether the code needs the quantizer of a checkpoint ([`M3BertQuantizer`])."""
         return self.name.startswith("qama-")
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether a search codes the query, too, and compares bits by Hamming distance."""
+        return self.name == "binary" or self.learned
+
 
 # Name -> code, from most to fewest bits.
 CODES = {

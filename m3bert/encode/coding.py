@@ -80,8 +80,8 @@ class Coder:
 
     @property
     def symmetric(self) -> bool:
-        """Whether a search codes the query, too, and compares bits by Hamming distance."""
-        return self.code == "binary" or code_of(self.code).learned
+        """As of its [`~codes.Code`]."""
+        return code_of(self.code).symmetric
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:
         """

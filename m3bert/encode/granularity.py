@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import total_ordering
+from functools import cached_property, total_ordering
 from itertools import product
 from typing import Any, Protocol
 
@@ -57,7 +57,7 @@ class Granularity:
     code: str = FLOAT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "code", code_of(self.code).name)
+        code_of(self.code)  # which refuses what is unknown
 
     @property
     def size(self) -> Granularity:
@@ -65,8 +65,8 @@ class Granularity:
         return Granularity(self.layer, self.dim)
 
     def __lt__(self, other: Granularity) -> bool:
-        mine, its = ((one.layer, one.dim, ASCENDING[one.code]) for one in (self, other))
-        return mine < its
+        first, second = ((g.layer, g.dim, ASCENDING[g.code]) for g in (self, other))
+        return first < second
 
     def __str__(self) -> str:
         return f"{self.layer}x{self.dim}" + ("" if self.code == FLOAT else f"@{self.code}")
@@ -168,12 +168,12 @@ class Grid:
         """The grid of one granularity: full depth and all dims of a model of this config."""
         return cls((Granularity(config.num_hidden_layers, config.hidden_size),))
 
-    @property
+    @cached_property
     def layers(self) -> list[int]:
         """Layers of the grid, ascending."""
         return sorted({member.layer for member in self})
 
-    @property
+    @cached_property
     def dims(self) -> list[int]:
         """Dims of the grid, ascending."""
         return sorted({member.dim for member in self})
@@ -182,7 +182,12 @@ class Grid:
         """Dims of the grid at `layer`, ascending."""
         return sorted({member.dim for member in self if member.layer == layer})
 
-    @property
+    @cached_property
+    def coded(self) -> list[Granularity]:
+        """The granularities that are not in float32."""
+        return [member for member in self if member.code != FLOAT]
+
+    @cached_property
     def codes(self) -> list[str]:
         """Codes of the grid, fewest bits first."""
         return sorted({member.code for member in self}, key=ASCENDING.__getitem__)
@@ -200,10 +205,10 @@ class Grid:
     def require_float32(self) -> Grid:
         """Check that no granularity has a precision, and return the grid: a precision stores embeddings, it is not
         trained."""
-        if coded := [str(member) for member in self if member.code != FLOAT]:
+        if self.coded:
             raise ValueError(
-                f"{', '.join(coded)}: a model is trained and run in float32. Codes are for stored embeddings: "
-                "name them in an evaluation."
+                f"{', '.join(map(str, self.coded))}: a model is trained and run in float32. Codes are for stored "
+                "embeddings: name them in an evaluation."
             )
         return self
 

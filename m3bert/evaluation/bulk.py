@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..data.collators import joined_text, separator_for
+from ..data.collators import joined_texts, separator_for
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
 from ..utils.columns import Role
@@ -65,8 +65,6 @@ class GridEmbedder:
         if not rows:  # the part of an engine's data that is empty
             return {**batch, **{name: torch.empty((0, g.dim), dtype=dtype).numpy() for name, g in widest.items()}}
         separator = separator_for([self.text_column], self.encoder.tokenizer)
-        embeddings = self.encoder.encode(
-            [joined_text(row, self.text_column, separator) for row in rows], role=self.role
-        )
+        embeddings = self.encoder.encode([*joined_texts(rows, self.text_column, separator)], role=self.role)
         vectors = {name: embeddings.at(g, normalize=self.normalize).to(dtype) for name, g in widest.items()}
-        return {**batch, **{name: found.numpy() for name, found in vectors.items()}}
+        return {**batch, **{name: tensor.numpy() for name, tensor in vectors.items()}}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from transformers import BatchEncoding
 
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
@@ -45,8 +46,8 @@ class GridEvaluator:
     def __init__(
         self, tasks: Iterable[str | Task], grid: Grid | str | None = None, data: str | Path | None = None
     ) -> None:
-        found = [each for task in tasks for each in ([task] if isinstance(task, Task) else find_tasks([task]))]
-        self.evaluators = {task.name: load_task(task, None if data is None else Path(data)) for task in found}
+        members = [each for task in tasks for each in ([task] if isinstance(task, Task) else find_tasks([task]))]
+        self.evaluators = {task.name: load_task(task, None if data is None else Path(data)) for task in members}
         self.grid = Grid.parse(grid) if isinstance(grid, str) else grid
 
     def primary_metric(self, trained: Grid) -> str:
@@ -87,7 +88,7 @@ def as_sentence_transformer(encoder: GridEncoder, granularity: Granularity | Non
             super().__init__()
             self.model, self.tokenizer, self.max_seq_length = encoder.model, encoder.tokenizer, encoder.max_length
 
-        def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> Any:
+        def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: object) -> BatchEncoding:
             return encoder.tokenizer(
                 [(prompt or "") + text for text in inputs],
                 padding=True,
@@ -96,14 +97,14 @@ def as_sentence_transformer(encoder: GridEncoder, granularity: Granularity | Non
                 return_tensors="pt",
             )
 
-        def forward(self, features: dict[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
+        def forward(self, features: dict[str, torch.Tensor], **kwargs: object) -> dict[str, torch.Tensor]:
             inputs = {name: features[name] for name in ("input_ids", "attention_mask")}
             return {**features, "sentence_embedding": encoder.pooled(inputs)[size.layer]}
 
         def get_embedding_dimension(self) -> int:
             return size.dim
 
-        def save(self, *arguments: Any, **kwargs: Any) -> None:
+        def save(self, *arguments: object, **kwargs: object) -> None:
             raise ValueError("This model is in training: save it with its trainer.")
 
     prompts = dict.fromkeys(("query", "document", encoder.default_prompt_name or "query"), "") | {**encoder.prompts}

@@ -35,7 +35,7 @@ from ..utils.hashing import fingerprint_of, key_of
 from .results import GridResults, Score
 
 
-# Code -> MTEB's name of it. MTEB has no names for the codes of QAMA.
+# Precision -> MTEB's name of it. MTEB has no names for those of QAMA.
 PRECISIONS = {
     FLOAT: OutputDType.FLOAT32,
     "float16": OutputDType.FLOAT16,
@@ -55,19 +55,19 @@ class EncodeOnce:
         self.seconds = 0.0  # spent on encoding
         self.texts: set[tuple[Role | None, str]] = set()
         self._folder = folder
-        self._found: dict[str, GridEmbeddings] = {}
+        self._embeddings: dict[str, GridEmbeddings] = {}
 
     def __call__(self, texts: Sequence[str], role: Role | None, description: str | None = None) -> GridEmbeddings:
         """The embeddings of these texts, in this role. A ValueError says that one is not finite."""
         key = f"{role or 'text'}-{fingerprint_of(texts)}"
-        if key not in self._found:
+        if key not in self._embeddings:
             start = time.perf_counter()
             folder = None if self._folder is None else self._folder / key
-            found = self.encoder.encode(texts, role=role, folder=folder, description=description)
-            self._found[key] = found.require_finite()
+            embeddings = self.encoder.encode(texts, role=role, folder=folder, description=description)
+            self._embeddings[key] = embeddings.require_finite()
             self.texts.update((role, text) for text in texts)
             self.seconds += time.perf_counter() - start
-        return self._found[key]
+        return self._embeddings[key]
 
 
 class GranularityModel(AbsEncoder):
@@ -91,10 +91,10 @@ class GranularityModel(AbsEncoder):
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role | None = None if prompt_type is None else PromptType(prompt_type).value
         g = self.granularity
-        found = self._encode_once(texts, role, "Encoding the grid" if kwargs.get("show_progress_bar") else None)
+        embeddings = self._encode_once(texts, role, "Encoding the grid" if kwargs.get("show_progress_bar") else None)
         if g.code == FLOAT:
-            return found.at(g)
-        vectors = found.widest(g.layer)
+            return embeddings.at(g)
+        vectors = embeddings.widest(g.layer)
         coder = Coder.fit(vectors, g.code, g.dim, self._encode_once.encoder.quantizer)
         return coder.queries(vectors) if role == "query" else coder.documents(coder.pack(vectors))
 
@@ -114,8 +114,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None,
     if g.code != FLOAT:
         code = {"code": g.code}
         # An index of decoded documents, which differ a little in length, compares by dot product.
-        as_cosine = g.code == "binary" or CODES[g.code].learned
-        similarity = ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT
+        similarity = ScoringFunction.COSINE if CODES[g.code].symmetric else ScoringFunction.DOT_PRODUCT
     described = {
         "name": name or config.name_or_path,
         "revision": revision,
@@ -160,7 +159,7 @@ def score_mteb(
         fresh = copy.copy(task)
         fresh.rng_state, fresh.np_rng = copy.deepcopy((task.rng_state, task.np_rng))
         model: Any = GranularityModel(encode_once, g, model_meta(encoder, g, UNNAMED, "no_revision"))
-        found = mteb.evaluate(
+        outcome = mteb.evaluate(
             model,
             fresh,
             co2_tracker=False,
@@ -168,7 +167,7 @@ def score_mteb(
             cache=None,
             show_progress_bar=False,
         )
-        (result,) = found.task_results
+        (result,) = outcome.task_results
         metric = task.metadata.main_score
         value = float(result.get_score())
         results.add(Score(name, task_type, "+".join(result.scores), metric, True, str(g), value))

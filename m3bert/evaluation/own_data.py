@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import datasets
+from datasets import Dataset
 
 from ..data.files import load_files
 from ..data.formats import FORMATS, number_of, suffix_of, text_of
@@ -147,23 +147,27 @@ def _own_task(source: str, task_type: str, hub: HubData | None, read: Read, spli
     return Task(name, task_type, folder=Path(source).name, splits=(split,), hub=hub, read=read)
 
 
-def _read_table(source: str, hub: HubData | None, split: str) -> Any:
-    """A split of a source, as a [`~datasets.Dataset`]."""
+def _read_table(source: str, hub: HubData | None, split: str) -> Dataset:
+    """A split of a source."""
     if hub is not None:
         return load_hub(hub.path, hub.config, split=split)
     path = Path(source)
     if path.is_file():
         return load_files([source])
     files = [file for file in sorted(path.iterdir()) if suffix_of(file.name) in FORMATS]
-    found = [file for file in files if Path(file.name.removesuffix(".gz")).stem == split]
-    if len(found) != 1:
-        held = ", ".join(file.name for file in files) or "no data files"
-        raise ValueError(f"{source} needs one file called {split}, such as {split}.csv; it has {held}.")
-    return load_files([str(found[0])])
+    matching = [file for file in files if Path(file.name.removesuffix(".gz")).stem == split]
+    if len(matching) != 1:
+        names = ", ".join(file.name for file in files) or "no data files"
+        raise ValueError(f"{source} needs one file called {split}, such as {split}.csv; it has {names}.")
+    return load_files([str(matching[0])])
 
 
 def _rows(
-    source: str, table: Any, names: Sequence[str], columns: Sequence[str], value_of: Callable[[Any], Any]
+    source: str,
+    table: Dataset,
+    names: Sequence[str],
+    columns: Sequence[str],
+    value_of: Callable[[object], float | str | None],
 ) -> Rows:
     """
     The rows of a table under our names of its columns. All columns but the last have texts; `value_of` reads that.

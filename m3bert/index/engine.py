@@ -127,7 +127,7 @@ class Layout:
     def to_dict(self) -> dict[str, Any]:
         """The layout as JSON can hold it; the quantizer is left out."""
         coders = {
-            name: {"code": coder.code, "dim": coder.dim, "ranges": getattr(coder.ranges, "tolist", lambda: None)()}
+            name: {"code": coder.code, "dim": coder.dim, "ranges": None if (r := coder.ranges) is None else r.tolist()}
             for name, coder in self.coders.items()
         }
         return {"second": None, **vars(self), **coders}
@@ -136,9 +136,9 @@ class Layout:
     def from_dict(cls, content: Mapping[str, Any], quantizer: M3BertQuantizer | None = None) -> Layout:
         """The layout that [`~Layout.to_dict`] wrote. Only the quantizer makes and compares learned precisions."""
 
-        def coder(code: str, dim: int, ranges: Any) -> Coder:
-            ranges = None if ranges is None else np.array(ranges, dtype=np.float32)
-            return Coder(code, dim, ranges, quantizer if code_of(code).learned else None)
+        def coder(code: str, dim: int, ranges: list[list[float]] | None) -> Coder:
+            array = None if ranges is None else np.array(ranges, dtype=np.float32)
+            return Coder(code, dim, array, quantizer if code_of(code).learned else None)
 
         coders = {name: coder(**content[name]) for name in ("first", "second") if content[name]}
         return cls(**{**content, **coders})
@@ -191,7 +191,7 @@ class Engine(ABC):
                 known = ", ".join(filter(None, legal))
                 raise ValueError(f"The vector store {cls.name} has no {what} {value}; it has {known}.")
         if layout.url is not None and cls.name != "qdrant":
-            raise ValueError(f"--url is for Qdrant; the vector store {cls.name} has no server.")
+            raise ValueError(f"url={layout.url!r} is for engine='qdrant'; {cls.name} has no server.")
 
     @abstractmethod
     def truncate(self, first: int) -> None:
@@ -242,7 +242,7 @@ class Engine(ABC):
 def find_engine(name: str) -> type[Engine]:
     """The vector store of a name. ValueError if there is none: the message names the legal values."""
     if name not in ENGINES:
-        raise ValueError(f"--vector_store {name} is unknown; legal values: {', '.join(ENGINES)}.")
+        raise ValueError(f"engine={name!r} is unknown; legal values: {', '.join(ENGINES)}.")
     module, class_name = ENGINES[name]
     return getattr(import_module(f".engines.{module}", __package__), class_name)
 

@@ -47,7 +47,7 @@ def test_scores_are_those_of_mtebs_own_run_of_the_encoder_at_each_granularity(
         return [similarity_task(similarity), *(classification_task(labels, kind) for kind in kinds)]
 
     seen = count_forwards(tiny_model)
-    results = evaluate_grid(encoder, [], mteb_tasks=tasks(), folder=tmp_path)
+    results = evaluate_grid(encoder, tasks(), folder=tmp_path)
     texts = [{*similarity.texts["sentence1"], *similarity.texts["sentence2"]}, {*labels.texts["train"]}]
     assert results.texts["LocalSTS"] == {"texts": len(texts[0])}
     assert sum(seen) == sum(found["texts"] for found in results.texts.values()), "each text once for the whole grid"

@@ -91,7 +91,7 @@ def test_a_query_that_is_a_document_is_known_by_its_id_and_words(tmp_path, docum
     write_rows(tmp_path / "cranfield" / "queries.jsonl.gz", [{"id": "a", "text": "An apple, a pear."}])
     with gzip.open(tmp_path / "cranfield" / "qrels.tsv.gz", "wt") as opened:
         opened.write(f"query-id\tcorpus-id\tscore\na\tb\t1\na\ta\t{score}\n")
-    assert [*load_task(find_task("cranfield"), tmp_path).own] == ([0] if left_out else [])
+    assert [*load_task(find_task("cranfield"), tmp_path).self_rows] == ([0] if left_out else [])
 
 
 def test_rows_are_read_as_they_are_written_and_a_broken_line_is_named(tmp_path):
