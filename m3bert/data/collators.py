@@ -80,17 +80,14 @@ class TextColumnsCollator:
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
-        columns (`Sequence[str]`): Text columns, in the order that the objective expects. `"title+text"` joins two
-            fields with the separator; fields that are empty or `None` are left out.
+        columns (`Sequence[str]`): Text columns, in the order that the objective expects; see [`joined_texts`].
         max_length (`int`): Maximum length of a text in tokens; longer texts are truncated.
         separator (`str`, *optional*): Text between joined fields. Default: the tokenizer's separator token.
-        views (`int`, *optional*, defaults to 1): Number of copies of each column, with separate names. Two copies give
-            two dropout views of each text.
-        teacher ([`TeacherEmbeddings`], *optional*): Embeddings of a teacher, which are added to each column as
-            `teacher`. They are looked up by the texts without prompts.
+        views (`int`, *optional*, defaults to 1): Number of copies of each column, for as many dropout views.
+        teacher ([`TeacherEmbeddings`], *optional*): Embeddings of the texts without prompts, added to each column as
+            `teacher`.
         prompts (`dict[str, str]`, *optional*): Column -> prompt before its texts.
-        max_lengths (`dict[str, int]`, *optional*): Column -> maximum length of its texts in tokens, with the prompt.
-            Default: `max_length`.
+        max_lengths (`dict[str, int]`, *optional*): Column -> `max_length` of its texts, with the prompt.
         label (`str`, *optional*): Column with numbers, or lists of as many numbers, which become `labels`.
 
     Raises:
@@ -192,9 +189,8 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
     a row and 0 for padding, in place of a mask. Special tokens of every document are never predicted.
 
     Args:
-        key (`tuple[int, ...]`, *optional*): Which masks to draw: those of a batch depend only on it and on the batch.
-            They are then the same however many batches were drawn before, as in a run that was resumed. Default: from
-            torch's generator.
+        key (`tuple[int, ...]`, *optional*): Which masks to draw: they depend on it and on the batch alone, so that a
+            resumed run draws the same. Default: from torch's generator.
     """
 
     key: tuple[int, ...] | None = None

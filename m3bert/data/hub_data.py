@@ -24,9 +24,6 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
         split (`str`, *optional*, defaults to `"train"`): Split, also in part: `train[:1000]`.
         streaming (`bool`, *optional*, defaults to `False`): Whether to read rows during training, not before it.
 
-    Returns:
-        [`~datasets.Dataset`], or [`~datasets.IterableDataset`] if `streaming`
-
     Raises:
         ValueError: if it has no such configuration or split, its files cannot be read, or its card names a file of
             this machine that is outside of it.

@@ -48,8 +48,8 @@ def clean_pairs(
         return not twice and not over
 
     if isinstance(dataset, Dataset):
-        kept = np.fromiter(map(keeps, dataset.select_columns([*query, *document])), bool, len(dataset))
-        return dataset.select(np.flatnonzero(kept)), report
+        mask = np.fromiter(map(keeps, dataset.select_columns([*query, *document])), bool, len(dataset))
+        return dataset.select(np.flatnonzero(mask)), report
     shards = [dataset.shard(dataset.num_shards, number) for number in range(dataset.num_shards)]
     masks = [np.fromiter(map(keeps, shard), bool) for shard in shards]
     # Rows are known by their index in a shard, whichever process reads it.

@@ -80,15 +80,9 @@ def device_of(name: str | None = None) -> torch.device:
 
 def place(model: Any, options: ComputeArguments) -> Any:
     """
-    Prepare a model as the options say, in place. Half-precision weights are upcast to float32 (lossless) unless
-    another type is set; float32 weights stay float32, see [`autocast`]. Quantised weights keep their type.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The model, with or without a head.
-        options ([`ComputeArguments`]): The options.
-
-    Returns:
-        The model.
+    Prepare a model (also of peft, with or without a head) as the options say, in place, and return it.
+    Half-precision weights are upcast to float32 (lossless) unless another type is set; float32 weights stay float32,
+    see [`autocast`]. Quantised weights keep their type.
     """
     import torch
 

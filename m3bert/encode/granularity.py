@@ -124,15 +124,9 @@ class Grid:
     @classmethod
     def parse(cls, text: str) -> Grid:
         """
-        Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`, or of three with codes:
+        Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`, or of three with precisions:
         `4,8x32,64@float32,int8`. Text with several is a list of granularities: `2x16,4x32@binary,12x768`. The default
-        code is float32. Spaces are ignored.
-
-        Args:
-            text (`str`): The grid.
-
-        Returns:
-            [`Grid`]
+        precision is float32. Spaces are ignored.
 
         Raises:
             ValueError: if the text has neither form, or a precision is unknown.
@@ -203,8 +197,7 @@ class Grid:
         return Granularity(self.layers[-1], self.dims[-1])
 
     def require_float32(self) -> Grid:
-        """Check that no granularity has a precision, and return the grid: a precision stores embeddings, it is not
-        trained."""
+        """The grid. A ValueError says that a granularity has a precision, which is for stored embeddings only."""
         if self.coded:
             raise ValueError(
                 f"{', '.join(map(str, self.coded))}: a model is trained and run in float32. Codes are for stored "
@@ -213,8 +206,8 @@ class Grid:
         return self
 
     def validate(self, config: EncoderConfig) -> Grid:
-        """Check that a model of this config has every granularity, and that none has a precision, and return the grid.
-        To check a grid with codes, check its [`~Grid.sizes`]."""
+        """The grid. A ValueError says that a model of this config lacks a granularity, or that one has a precision:
+        check the [`~Grid.sizes`] of such a grid."""
         self.require_float32()
         depth, width = config.num_hidden_layers, config.hidden_size
         from ..modeling.modeling_elastic import Elasticity  # not loaded to parse a grid
@@ -231,9 +224,6 @@ class Grid:
         """
         Parse teacher-student pairs: `12x768>4x64`, `12x768>4x32,64`, or `12x768>all` (all other granularities of this
         grid). Semicolons separate several pairs.
-
-        Args:
-            text (`str`): The pairs, teachers first.
 
         Returns:
             `list[tuple[Granularity, Granularity]]`: (student, teacher) of each pair, in the order of the text.

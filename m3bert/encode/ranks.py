@@ -119,8 +119,8 @@ class Ring:
                 tensors = arrival()
 
     def pass_on_gradients(self, gradients: torch.Tensor, passes: int) -> torch.Tensor:
-        """Send on the gradients of tensors of [`rounds`] that were passed `passes` times, and return those of the
-        tensors that come next. The last call brings this rank's own back to it."""
+        """Send on the gradients of tensors of [`rounds`] that were passed `passes` times, and return the gradients of
+        the tensors that come next. The last call returns the gradients of this rank's tensors."""
         (received,) = self._pass_on([gradients], passes, channel=1)()
         return received
 
@@ -197,7 +197,7 @@ class _SumOverRanks(torch.autograd.Function):
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, rows: RankRows) -> torch.Tensor:
-        ctx.own = slice(rows.offset, rows.offset + len(tensor))
+        ctx.rows = slice(rows.offset, rows.offset + len(tensor))
         padded = tensor.new_zeros((max(rows.counts), *tensor.shape[1:]))
         padded[: len(tensor)] = tensor
         gathered = [torch.empty_like(padded) for _ in rows.counts]
@@ -208,4 +208,4 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         total = grad_outputs[0].contiguous().clone()
         distributed.all_reduce(total)
-        return total[ctx.own], None
+        return total[ctx.rows], None

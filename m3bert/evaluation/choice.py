@@ -22,10 +22,8 @@ class Budget:
 
     Args:
         documents (`int`): Number of vectors in the index.
-        memory_gb (`float`, *optional*): Maximum memory of the stored vectors, in gigabytes (1e9 bytes): codes, and
-            what is kept beside them to rescore a shortlist.
-        latency_ms (`float`, *optional*): Maximum milliseconds per query for encoding and search, on the machine of the
-            evaluation.
+        memory_gb (`float`, *optional*): Maximum memory of all stored vectors, in gigabytes (1e9 bytes).
+        latency_ms (`float`, *optional*): Maximum milliseconds per query for encoding and search.
         min_quality (`float`, *optional*): Minimum quality: mean of the main metrics.
     """
 
@@ -66,14 +64,11 @@ class Choice:
 
     Args:
         granularity ([`Granularity`]): Granularity of the documents, with their precision. Queries have its dim, too.
-        query_layer (`int`): Layer of the queries. It differs from the granularity's layer with asymmetric
-            encoders.
+        query_layer (`int`): Layer of the queries, which is another one with asymmetric encoders.
         quality (`float`): Mean of the main metrics of the tasks, with exact search, or with rescoring.
-        memory_gb (`float`): Memory of all vectors, in gigabytes, with those that rescore.
-        latency_ms (`float`, *optional*): Milliseconds per query with the chosen search, encoded in torch; `None` if
-            latency was not measured, or not for this precision.
-        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search, as always with
-            asymmetric encoders.
+        memory_gb (`float`): Memory of all stored vectors, in gigabytes.
+        latency_ms (`float`, *optional*): Milliseconds per query in torch; `None` if it was not measured.
+        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search.
         rescoring ([`Rescoring`], *optional*): How the shortlist of a precision is rescored; `None` if it is not.
     """
 
@@ -144,7 +139,7 @@ def cheapest_search(
     """
     The fastest way to search at one granularity, and its milliseconds per query: a two-stage search that keeps the
     quality, or exact search (`None`) if that is faster. Without measured latency (`None`), the two-stage search with
-    the fewest multiplications. The arguments are those of [`deployments`].
+    the fewest multiplications. Arguments as for [`deployments`].
     """
     plans = [
         plan
@@ -165,15 +160,8 @@ def cheapest_search(
 def deployments(results: GridResults, tasks: Iterable[str], documents: int, tolerance: float) -> list[Choice]:
     """
     Everything that can be chosen: every granularity, with the search of [`cheapest_search`]; and, if they were
-    measured on all tasks, every search with asymmetric encoders, which is an exact search, and every search in a
-    precision with rescoring.
-
-    Args:
-        results ([`GridResults`]): Results of an evaluation.
-        tasks (`Iterable[str]`): Tasks to judge by. There are asymmetric and rescored searches only if all are
-            retrieval tasks.
-        documents (`int`): Number of documents in the index.
-        tolerance (`float`): Share of the exact search's quality that a two-stage search may lose.
+    measured on all tasks, every exact search with asymmetric encoders, and every rescored search in a precision. The
+    arguments are those of [`choose`], with the number of `documents` of the budget.
     """
     tasks, latency = list(tasks), results.latency
 
@@ -210,12 +198,8 @@ def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolera
         tolerance (`float`, *optional*, defaults to 0.01): Share of the exact search's quality that a two-stage search
             may lose.
 
-    Returns:
-        [`Choice`]
-
     Raises:
-        ValueError: if a task was not scored, or if nothing fits the budget; the message then names the best value of
-            each quantity.
+        ValueError: if a task was not scored, or nothing fits the budget: the message names the best values.
     """
     candidates = deployments(results, tasks, budget.documents, tolerance)
     fitting = [

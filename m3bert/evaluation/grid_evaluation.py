@@ -26,7 +26,7 @@ from ..utils.hashing import key_of
 from .evaluators import Evaluator, Geometry, Scores
 from .readers import load_task
 from .results import GridResults, Score
-from .searches import SearchOptions, measure_searches
+from .searches import measure_searches
 from .task_embeddings import TaskEmbeddings
 from .tasks import Task
 
@@ -148,32 +148,16 @@ def evaluate_grid(
     by_name = _by_name(tasks)
     evaluators = {name: load_task(task, data) for name, task in by_name.items() if isinstance(task, Task)}
     results = _without_scores(encoder, by_name, evaluators, seed)
-    options: SearchOptions = {"two_stages": two_stages, "asymmetric": asymmetric, "hybrid": hybrid}
-    results.settings["searches"] = options
+    results.settings["searches"] = {"two_stages": two_stages, "asymmetric": asymmetric, "hybrid": hybrid}
     if unfinished is not None and unfinished.exists():
         results = _resumed(results, GridResults.load(unfinished), unfinished)
     for name, task in by_name.items():
         if name in results.seconds:
             continue
-        start = time.perf_counter()
         try:
-            if isinstance(task, Task):
-                place, shown = folder / name if folder else None, name if verbose else None
-                embeddings = TaskEmbeddings(encoder, evaluators.pop(name), shown, place)
-                encoding = time.perf_counter() - start
-                _score_task(task, embeddings, results)
-                measure_searches(name, embeddings, encoder, results, options)
-            else:
-                from .mteb_models import score_mteb
-
-                place = folder / "mteb" / name if folder else None
-                encoding = score_mteb(encoder, task, results, place, verbose)
+            _score(task, evaluators, encoder, folder, results, verbose)
         except ValueError as error:
             raise ValueError(f"Task {name!r}: {error}") from error
-        scoring = time.perf_counter() - start - encoding
-        results.seconds[name] = {"encode": round(encoding, 2), "score": round(scoring, 2)}
-        if verbose:
-            print(f"{name}: encoded in {encoding:.1f} s, scored in {scoring:.1f} s", flush=True)
         if unfinished is not None:
             results.save(unfinished)
     return results
@@ -248,7 +232,34 @@ def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResu
     return replace(earlier, date=results.date, settings={**results.settings, "data": before | data}, seed=results.seed)
 
 
-def _score_task(task: Task, embeddings: TaskEmbeddings, results: GridResults) -> None:
+def _score(
+    task: Task | AbsTask,
+    evaluators: dict[str, Evaluator],
+    encoder: GridEncoder,
+    folder: Path | None,
+    results: GridResults,
+    verbose: bool,
+) -> None:
+    """Add the scores, searches and seconds of a task to the results."""
+    start = time.perf_counter()
+    if isinstance(task, Task):
+        name, evaluator = task.name, evaluators.pop(task.name)  # its texts take memory
+        embeddings = TaskEmbeddings(encoder, evaluator, name if verbose else None, folder / name if folder else None)
+        encoding = time.perf_counter() - start
+        _add_scores(task, embeddings, results)
+        measure_searches(name, embeddings, encoder, results, results.settings["searches"])
+    else:
+        from .mteb_models import score_mteb
+
+        name = task.metadata.name
+        encoding = score_mteb(encoder, task, results, folder / "mteb" / name if folder else None, verbose)
+    scoring = time.perf_counter() - start - encoding
+    results.seconds[name] = {"encode": round(encoding, 2), "score": round(scoring, 2)}
+    if verbose:
+        print(f"{name}: encoded in {encoding:.1f} s, scored in {scoring:.1f} s", flush=True)
+
+
+def _add_scores(task: Task, embeddings: TaskEmbeddings, results: GridResults) -> None:
     """Add the scores of a task to the results."""
     evaluator, split = embeddings.evaluator, "+".join(task.splits)
     for g, scores in embeddings.scores().items():

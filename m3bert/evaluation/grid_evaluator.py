@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import BatchEncoding
@@ -88,7 +88,7 @@ def as_sentence_transformer(encoder: GridEncoder, granularity: Granularity | Non
             super().__init__()
             self.model, self.tokenizer, self.max_seq_length = encoder.model, encoder.tokenizer, encoder.max_length
 
-        def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: object) -> BatchEncoding:
+        def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: object) -> BatchEncoding:
             return encoder.tokenizer(
                 [(prompt or "") + text for text in inputs],
                 padding=True,

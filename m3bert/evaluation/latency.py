@@ -54,8 +54,8 @@ def encode_milliseconds(
     """
     The 10th percentile of the milliseconds per text of several runtimes: runtime -> layer as text -> milliseconds.
 
-    Runtimes have their turns in blocks of rounds. The threads of a runtime stay active for a moment and slow down the
-    next one, whose first call is therefore not counted.
+    Runtimes take turns of several rounds. The threads of one slow down the next for a moment, whose first call
+    therefore does not count.
 
     Args:
         engines (`dict[str, dict[int, Callable]]`): Runtime -> layer -> function that encodes a text.
@@ -109,23 +109,17 @@ def measure_latency(
 ) -> Latency:
     """
     Measure the latency of a single query: encoding at each layer (text to vector), exact search at each dim and
-    precision, and reranking of shortlists at each dim. The time of a search in a precision includes coding the query.
+    precision, with coding the query, and reranking of shortlists at each dim.
 
     Args:
         encoder ([`GridEncoder`]): The encoder as it would be deployed. An m3BERT stops at the layer; other encoders
             run all layers.
         queries (`Sequence[str]`): Realistic queries, used in turn.
-        documents (`int`, *optional*, defaults to 100,000): Number of vectors to search. They are random, because the
-            time of an exact search does not depend on their values.
-        rounds (`int`, *optional*, defaults to 20): Measurements per step. The result is their 10th percentile
-            (`QUANTILE`) and not their median, because a busy machine disturbs measurements in one direction only.
+        documents (`int`, *optional*, defaults to 100,000): Number of random vectors to search.
+        rounds (`int`, *optional*, defaults to 20): Measurements per step. The result is their 10th percentile.
         seed (`int`, *optional*, defaults to 0): Seed of the random vectors.
-        engines (`dict[str, dict[int, Callable]]`, *optional*): Runtime -> layer -> function that encodes a query,
-            given with its prompt, in another runtime than torch. `onnx_engines` of `hub_cards` makes those of
-            onnxruntime.
-
-    Returns:
-        [`Latency`]
+        engines (`dict[str, dict[int, Callable]]`, *optional*): Other runtime -> layer -> function that encodes a query
+            with its prompt, such as `onnx_engines` of `hub_cards`.
     """
     was_training = encoder.model.training
     encoder.model.eval()

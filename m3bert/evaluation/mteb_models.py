@@ -73,8 +73,8 @@ class EncodeOnce:
 class GranularityModel(AbsEncoder):
     """
     One granularity of a model as a model for MTEB, from [`mteb_models`]. With a precision, it gives the numbers that
-    an index compares: the stored bytes, decoded. Queries are in float32, or coded as well where vectors are compared
-    by Hamming distance. Ranges of `int8` and `int4` are those of the texts of one call.
+    an index compares, see [`Coder.documents`] and [`Coder.queries`]. Ranges of `int8` and `int4` are those of the
+    texts of one call.
     """
 
     def __init__(self, encode_once: EncodeOnce, granularity: Granularity, meta: ModelMeta) -> None:
@@ -85,8 +85,8 @@ class GranularityModel(AbsEncoder):
     def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
         """
         Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another number
-        of dims for some precisions. Texts that are neither queries nor documents have no prompt, as in MTEB's own
-        wrapper of sentence-transformers; they are stored like documents. Other arguments of MTEB are ignored.
+        of dims for some precisions. Texts that are neither queries nor documents have no prompt, as in MTEB's wrapper
+        of sentence-transformers, and are stored like documents. Other arguments of MTEB are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role | None = None if prompt_type is None else PromptType(prompt_type).value
@@ -139,9 +139,6 @@ def mteb_models(
         encoder ([`GridEncoder`]): Encoder and grid.
         name (`str`, *optional*): Name of the form `user/model`; `None` takes it from the model's config.
         folder (`Path`, *optional*): Folder for embeddings; see [`EncodeOnce`].
-
-    Returns:
-        `dict[Granularity, GranularityModel]`
     """
     encode_once, revision = EncodeOnce(encoder, folder), revision_of(encoder)
     return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name, revision)) for g in encoder.grid}

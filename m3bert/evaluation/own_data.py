@@ -42,10 +42,7 @@ def collection_task(source: str, *, split: str = "test") -> Task:
         split (`str`, *optional*, defaults to `"test"`): Which relevance judgements to score.
 
     Returns:
-        [`Task`]: named after the folder or the data set. Its data is read by [`load_task`].
-
-    Raises:
-        ValueError: if there is no such folder.
+        [`Task`]: named after the folder or the data set. ValueError if there is no such folder.
     """
     hub = hub_source(source)
     read = partial(_local_part, Path(source), split) if hub is None else partial(_hub_part, hub, split)
@@ -65,8 +62,7 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
         split (`str`, *optional*, defaults to `"test"`): Split of a folder or of a data set on the Hub.
 
     Returns:
-        [`Task`]: named after the file, the folder or the data set. Rows that lack a value, or whose
-            number is NaN, are left out with a warning.
+        [`Task`]: named after its source. Rows without a value, or with NaN, are left out with a warning.
 
     Raises:
         ValueError: if there is no such file or column, or a value is not a number. The message names the source.
@@ -99,7 +95,7 @@ def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), spli
         split (`str`, *optional*, defaults to `"test"`): Split to score, of a folder or of a data set on the Hub.
 
     Returns:
-        [`Task`]: named after the file, the folder or the data set. Rows that lack a value are left out with a warning.
+        [`Task`]: named after its source. Rows that lack a value are left out with a warning.
 
     Raises:
         ValueError: if there is no such file or column. The message names the source.
@@ -113,12 +109,7 @@ def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), spli
 
 
 def hub_source(source: str) -> HubData | None:
-    """
-    The data set on the Hub that a source names; `None` for a local file or folder.
-
-    Raises:
-        ValueError: if the source is neither.
-    """
+    """The data set on the Hub that a source names; `None` for a local file or folder. ValueError if it is neither."""
     if Path(source).exists():
         return None
     named = HUB_SOURCE.fullmatch(source)
@@ -128,10 +119,8 @@ def hub_source(source: str) -> HubData | None:
 
 
 def _own_task(source: str, task_type: str, hub: HubData | None, read: Read, split: str) -> Task:
-    """
-    The task of a source. If its name is that of a registered task or group of other data, which reports and cards
-    would take it for, it is called `user-name`, or `own-name` if it is local.
-    """
+    """The task of a source. If its name is taken by a registered task or group of other data, it is called
+    `user-name`, or `own-name` if it is local."""
     if hub is not None:
         suffix = f"-{hub.config}" if hub.config else ""
         name, other = hub.path.rpartition("/")[2] + suffix, hub.path.replace("/", "-") + suffix
@@ -169,13 +158,9 @@ def _rows(
     columns: Sequence[str],
     value_of: Callable[[object], float | str | None],
 ) -> Rows:
-    """
-    The rows of a table under our names of its columns. All columns but the last have texts; `value_of` reads that.
-    Rows that lack a value are left out, with a warning.
-
-    Raises:
-        ValueError: if a column is missing or is not text, a value cannot be read, or no row is whole.
-    """
+    """The rows of a table under our names of its columns. All columns but the last have texts; `value_of` reads that.
+    Rows that lack a value are left out, with a warning. ValueError if a column is missing or is not text, a value
+    cannot be read, or no row is whole."""
     *texts, last = columns
     missing = [column for column in columns if column not in table.column_names]
     wrong = [column for column in texts if column not in missing and "string" not in str(table.features[column])]
@@ -238,12 +223,8 @@ def _hub_part(hub: HubData, split: str, part: str) -> Rows:
 
 
 def _named(rows: Rows, place: str, part: str) -> Rows:
-    """
-    The rows of a part of a collection under our names: `id` for `_id`.
-
-    Raises:
-        ValueError: if there are no rows, or a row lacks a field or has no id. The message names the place.
-    """
+    """The rows of a part of a collection under our names: `id` for `_id`. ValueError if there are none, or a row lacks
+    a field or has no id."""
     rows = [{**row, "id": row["_id"]} if "_id" in row else row for row in rows]
     needed = {"query-id", "corpus-id"} if part == "qrels" else {"id", "text"}
     if lacking := [row for row in rows or [{}] if not row.keys() >= needed]:

@@ -18,7 +18,8 @@ from .tasks import HubData, Task
 
 logger = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
-Name, Value = TypeVar("Name"), TypeVar("Value")
+Name = TypeVar("Name")
+Value = TypeVar("Value")
 Read = Callable[[str], Rows]  # name of a split, or of a part of a collection -> its rows
 ALIKE = 4.0  # lowest score of a positive pair, among the scores 0..5 of STS-B
 
@@ -31,9 +32,6 @@ def load_task(task: Task, data: Path | None = None) -> Evaluator:
         task ([`Task`]): Task to read.
         data (`Path`, *optional*): Folder of local data sets; `None` reads from the Hub.
 
-    Returns:
-        [`Evaluator`]
-
     Raises:
         ValueError: if the data is not found. The message names the task and the places that were searched.
     """
@@ -44,12 +42,7 @@ def load_task(task: Task, data: Path | None = None) -> Evaluator:
 
 
 def read_part(task: Task, data: Path | None, part: str) -> Rows:
-    """
-    Read the rows of a split, or of a part of a collection.
-
-    Raises:
-        ValueError: if they are not found. The message names the places that were searched.
-    """
+    """The rows of a split, or of a part of a collection. ValueError if there are none: names the searched places."""
     if task.read is not None:
         return task.read(part)
     if task.builtin:

@@ -31,8 +31,7 @@ class Score:
 
     Args:
         task (`str`): Name of the task.
-        task_type (`str`): Type of the task: `sts`, `retrieval`, ... Tasks of MTEB, scored by MTEB, have types of their
-            own: `mteb_sts`, `mteb_retrieval`, ...
+        task_type (`str`): Type of the task: `sts`, `retrieval`, ..., or `mteb_sts`, ... for tasks that MTEB scored.
         split (`str`): Split that was scored.
         metric (`str`): Name of the metric.
         main (`bool`): Whether this is the main metric of the task type.
@@ -114,19 +113,17 @@ class Latency:
     Latency of one query in milliseconds, measured on the machine of the run.
 
     Args:
-        encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch, with early exit if the encoder has
-            it.
-        search_ms (`dict[str, float]`): Dim, with a precision other than float32 (`64@int8`) -> time of one exact
-            search among `documents`.
-        rerank_ms (`dict[str, dict[str, float]]`): Dim, with a precision as above -> length of the shortlist -> time to
-            rerank it, decoded.
-        documents (`int`): Number of documents in the measured search. The time of an exact search is linear in it.
+        encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch.
+        search_ms (`dict[str, float]`): Dim, or dim and precision (`64@int8`) -> time of one exact search.
+        rerank_ms (`dict[str, dict[str, float]]`): Dim, or dim and precision -> length of a shortlist -> time to rerank
+            it, decoded.
+        documents (`int`): Number of searched documents. The time of an exact search is linear in it.
         encoder (`str`): Model type of the encoder.
         threads (`int`): Number of threads for encoding and search.
         engine (`str`, *optional*, defaults to `"faiss"`): Library that searched: `"faiss"` or `"torch"`.
         quantile (`float`, *optional*, defaults to 0.5): Which quantile of the measured times each value is.
-        engine_ms (`dict[str, dict[str, float]]`, *optional*): Runtime besides torch (`"ONNX int8"`) -> layer -> time
-            to encode one query, with as many threads.
+        engine_ms (`dict[str, dict[str, float]]`, *optional*): Other runtime (`"ONNX int8"`) -> layer -> time to encode
+            one query.
     """
 
     encode_ms: dict[str, float]
@@ -144,10 +141,8 @@ class Latency:
         """The quantile in words, for tables and cards."""
         if self.quantile == 0.5:
             return "the median of its measurements"
-        return (
-            f"the {100 * self.quantile:g}th percentile of its measurements, because other work on the machine can "
-            "only add time"
-        )
+        percentile = f"the {100 * self.quantile:g}th percentile of its measurements"
+        return f"{percentile}, because other work on the machine can only add time"
 
     def encode_ms_by_engine(self, layer: int) -> dict[str, float]:
         """Runtime -> milliseconds to encode one query at a layer: torch, and the other runtimes measured at it."""
@@ -164,17 +159,14 @@ class Latency:
         shortlist: int | None = None,
     ) -> float:
         """
-        Milliseconds per query for encoding and search.
+        Milliseconds per query for encoding and search; infinite if a part was not measured.
 
         Args:
             granularity ([`Granularity`]): Granularity of the vectors.
             documents (`int`, *optional*): Number of documents. Default: as many as measured.
-            first_dim (`int`, *optional*): Dim of the first stage of a two-stage search. Default: that of the vectors.
-            rescore (`str`, *optional*, defaults to `"codes"`): What rescores the shortlist, see [`RescoredSearch`].
+            first_dim (`int`, *optional*): Dim of the first stage of a two-stage search. Default: all dims.
+            rescore (`str`, *optional*, defaults to `"codes"`): What rescores the shortlist, see [`MeasuredSearch`].
             shortlist (`int`, *optional*): Length of the shortlist; `None` is an exact search.
-
-        Returns:
-            `float`: infinite if a part was not measured. Times of a precision are not guessed.
         """
         encode = self.encode_ms.get(str(granularity.layer), float("inf"))
         search = self.search_ms.get(str(first_dim) if first_dim else _stored_as(granularity), float("inf"))
@@ -204,23 +196,19 @@ class GridResults:
         date (`str`): Date of the run, ISO 8601.
         machine (`str`): Processor type, number of cores and number of GPUs.
         versions (`dict[str, str]`): Package -> version.
-        settings (`dict`): What the encoder is ([`GridEncoder.identity`]) and how it ran: batch size, type of
-            the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
-            or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and
-            `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a precision needed it.
+        settings (`dict`): What the encoder is ([`GridEncoder.identity`]) and how it ran; `own_data`, your own tasks ->
+            Hub id, file or folder; `mteb`, tasks of MTEB -> `type`, and `dataset` and `revision` on the Hub;
+            `quantizer`, the fingerprint of the quantizer, if a precision needed it.
         scores (`list[Score]`, *optional*): All scores.
-        seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
-            (`score`).
+        seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds to `encode` and to `score`.
         two_stage_searches (`list[MeasuredSearch]`, *optional*): Searches with two stages of one layer.
-        asymmetric_searches (`list[MeasuredSearch]`, *optional*): Exact searches with queries and documents at
-            different layers.
+        asymmetric_searches (`list[MeasuredSearch]`, *optional*): Searches with two layers for queries and documents.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
         weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
         rescored_searches (`list[MeasuredSearch]`, *optional*): Searches in a precision, with a rescored shortlist.
         hybrid_searches (`list[MeasuredSearch]`, *optional*): Searches with BM25, alone and beside embeddings.
-        texts (`dict[str, dict[str, int]]`, *optional*): Task -> name of a list of its texts (`queries`, `documents`,
-            `sentence1`, ...) -> number of texts.
+        texts (`dict[str, dict[str, int]]`, *optional*): Task -> list of texts (`queries`, ...) -> number of texts.
         schema_version (`int`, *optional*): Version of this schema.
     """
 

@@ -30,7 +30,7 @@ class Document:
         place (`str`): File and row, for error messages.
         id (`str`, *optional*): Its id; `None` if the files have none.
         text (`str`): Text to embed.
-        metadata (`dict[str, Any]`): The other columns, as JSON has them. Those of CSV and TSV files are texts.
+        metadata (`dict`): The other columns, as JSON has them. Those of CSV and TSV files are texts.
     """
 
     place: str

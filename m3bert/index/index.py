@@ -85,20 +85,15 @@ class Index:
             corpus ([`Corpus`]): Documents. They are read twice: all are checked before the first one is embedded.
             kind (`str`, *optional*): One of [`~index.engine.KINDS`]. Default: the first of the store.
             url (`str`, *optional*): Address of a Qdrant server.
-            model (`str`, *optional*): Hub id or folder of the encoder, for those who search. Default: where it was
-                loaded from.
+            model (`str`, *optional*): Hub id or folder of the encoder to record. Default: where it was loaded from.
             overwrite (`bool`, *optional*, defaults to `False`): Whether to replace the index of the folder. It is
                 searched until the new one is finished.
             verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
 
-        Returns:
-            [`Index`]: the finished index.
-
         Raises:
             OSError: if a file cannot be read or written.
-            ValueError: if the encoder is not that of the plan, the vector store does not have its precisions, a
-                document has no text or its id is not new, the folder holds another index, one of other documents or
-                other files, or another process writes to it.
+            ValueError: if the plan is of another encoder, the vector store lacks its precisions, a document has no
+                text or its id is not new, the folder holds another index or other files, or is being written.
         """
         settings = {
             "engine": engine,
@@ -153,16 +148,8 @@ class Index:
 
     @classmethod
     def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:
-        """
-        Open an index.
-
-        Args:
-            folder (`Path`): Folder of the index.
-            encoder ([`GridEncoder`], *optional*): Encoder of queries, and of new documents.
-
-        Raises:
-            ValueError: if the folder holds no index, or it was built with another model.
-        """
+        """Open the index of a folder, with the encoder of queries and new documents. ValueError if there is no index,
+        or it was built with another model."""
         manifest = read_manifest(folder)
         if encoder is not None:
             require_same_encoder(manifest["encoder"], encoder_identity(encoder), f"The index {folder}")
@@ -247,7 +234,8 @@ class Index:
         if k < 1:
             raise ValueError(f"k={k} must be at least 1.")
         assert self.encoder is not None, "open the index with an encoder"
-        committed, filters = self._committed(), {}
+        committed = self._committed()
+        filters: dict[str, Any] = {}
         for name, values in (where or {}).items():
             filters[name] = values if isinstance(values, list | tuple) else [values]
             kind = self.layout.columns.get(name, "json")
@@ -319,32 +307,17 @@ def digest_of(before: str, *values: object) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """
-    Documents to add to an index.
-
-    Args:
-        corpus ([`Corpus`]): The documents.
-        first (`int`, *optional*, defaults to 0): Key of the first one.
-        digest (`str`, *optional*): Digest of the documents of the index.
-        taken (`Callable`, *optional*): Which of some ids the index has.
-        columns (`dict[str, str]`, *optional*): Types of its metadata.
-    """
+    """Documents to add to an index."""
 
     corpus: Corpus
-    first: int = 0
-    digest: str = ""
-    taken: Callable[[Sequence[str]], Set[str]] = lambda ids: set()
-    columns: Mapping[str, str] = field(default_factory=dict)
+    first: int = 0  # key of the first one
+    digest: str = ""  # of the documents of the index
+    taken: Callable[[Sequence[str]], Set[str]] = lambda ids: set()  # which of some ids the index has
+    columns: Mapping[str, str] = field(default_factory=dict)  # types of its metadata
 
     def chunks(self) -> Iterator[tuple[list[Document], str]]:
-        """
-        The documents in chunks, each with the digest of all documents up to its end. A document without an id gets its
-        key as one.
-
-        Raises:
-            ValueError: as [`Corpus.documents`]; if an id is that of another document, or there is no document. The
-                message names file and row.
-        """
+        """The documents in chunks, each with the digest of all documents up to its end. A document without an id gets
+        its key as one. Raises as [`Corpus.documents`], or a ValueError if an id is taken or there is no document."""
         documents, key, digest, seen = self.corpus.documents(self.columns), self.first, self.digest, set()
         while chunk := list(islice(documents, CHUNK)):
             chunk = [
@@ -397,12 +370,7 @@ def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> tor
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """
-    What an index says of itself in `index.json`.
-
-    Raises:
-        ValueError: if the folder holds no index, or one of another version.
-    """
+    """The content of `index.json`. ValueError if the folder holds no index, or one of another version."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
     manifest = read_object(folder / MANIFEST)

@@ -93,17 +93,8 @@ def writing(what: str) -> Iterator[None]:
 
 @contextmanager
 def only_writer(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """
-    Keep other processes that ask for the same folder from it, with a lock on a file `.NAME.lock` beside the folder.
-    The lock ends with the process.
-
-    Args:
-        folder (`Path`): The folder, which need not exist.
-        wait (`bool`, *optional*, defaults to `False`): Whether to wait for another process that has the folder.
-
-    Raises:
-        ValueError: if another process has the folder, and `wait` is not set.
-    """
+    """Lock a folder, which need not exist, by the file `.NAME.lock` beside it, until the block or the process ends. If
+    another process has the folder, wait for it, or raise a ValueError unless `wait` is set."""
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=-1 if wait else 0)

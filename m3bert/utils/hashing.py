@@ -53,18 +53,18 @@ def weights_fingerprint(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = blake2b(digest_size=16)
     for name, tensor in named:
         digest.update(name.encode())
-        for part in _plain_tensors(tensor):
+        for part in plain_tensors(tensor):
             plain = part.detach().cpu()
             plain = plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain
             digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensor, or the plain tensors inside a tensor subclass, such as quantised weights and their scales."""
     if type(tensor) in (torch.Tensor, nn.Parameter):
         yield tensor
         return
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # what every tensor subclass defines
     for name in names:
-        yield from _plain_tensors(getattr(tensor, name))
+        yield from plain_tensors(getattr(tensor, name))

@@ -160,7 +160,7 @@ def test_ids_texts_and_metadata_are_kept(tmp_path, collection, name, text):
         *((name, "64@float32", {"kind": "tree"}, f"{name} has no index type tree; it has flat") for name in INSTALLED),
         ("qdrant", "48@int4", {}, "qdrant has no precision int4; it has float32"),
         ("qdrant", "64@binary>40>64@int8", {}, "qdrant has no precision for rescoring int8; it has float32"),
-        ("faiss", "64@float32", {"url": "http://x"}, "is for engine=.qdrant."),
+        ("faiss", "64@float32", {"url": "http://x"}, "is for Qdrant"),
         ("lancedb", "64@binary", {"kind": "hnsw"}, "lancedb has no index type hnsw for binary"),
         ("qdrant", "64@float32", {"kind": "hnsw"}, "qdrant has the index type hnsw on a server"),
     ],
