@@ -54,11 +54,11 @@ def naive_scores(query: np.ndarray, documents: np.ndarray, code: str) -> np.ndar
 def test_a_search_equals_comparing_with_every_document(code, dim):
     documents, queries = unit_vectors(200, dim), unit_vectors(3, dim)
     scores, rows = PackedIndex.pack(documents, code).search(queries, 10)
-    for query, found, order in zip(queries.numpy(), scores, rows, strict=True):
+    for query, actual, order in zip(queries.numpy(), scores, rows, strict=True):
         expected = naive_scores(query, documents.numpy(), code)
         assert len(set(order)) == 10
-        assert_close(found, expected[order])
-        assert_close(found, np.sort(expected)[::-1][:10])
+        assert_close(actual, expected[order])
+        assert_close(actual, np.sort(expected)[::-1][:10])
 
 
 @pytest.mark.parametrize("dim", [5, 16, 32])

@@ -50,7 +50,7 @@ def test_scores_are_those_of_mtebs_own_run_of_the_encoder_at_each_granularity(
     results = evaluate_grid(encoder, tasks(), folder=tmp_path)
     texts = [{*similarity.texts["sentence1"], *similarity.texts["sentence2"]}, {*labels.texts["train"]}]
     assert results.texts["LocalSTS"] == {"texts": len(texts[0])}
-    assert sum(seen) == sum(found["texts"] for found in results.texts.values()), "each text once for the whole grid"
+    assert sum(seen) == sum(actual["texts"] for actual in results.texts.values()), "each text once for the whole grid"
     assert results.task_types() == ["mteb_sts", "mteb_classification", "mteb_multilabel_classification"]
     assert results.settings["mteb"]["LocalSTS"] == {"type": "STS", "dataset": "local/data", "revision": "1"}
     for g in encoder.grid:

@@ -115,6 +115,6 @@ def test_premises_of_two_languages_are_pairs_without_repetition(tmp_path):
         rows = [{"sentence1": premise, "sentence2": f"{row}"} for row, premise in enumerate(premises)]
         write_rows(tmp_path / "xnli" / f"{language}-dev.jsonl.gz", rows)
     pairs = load_task(find_task("xnli-pairs-de"), tmp_path)
-    assert pairs.task_type == "bitext" and {side: [*its] for side, its in pairs.texts.items()} == {
+    assert pairs.task_type == "bitext" and {side: [*part] for side, part in pairs.texts.items()} == {
         "sentence1": ["A", "B"], "sentence2": ["a", "b"],
     }  # fmt: skip

@@ -12,7 +12,7 @@ from m3bert.utils.durable import only_writer, replace_text, replacing, replacing
 from tests import warm_processes
 
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def run(code: str, *arguments: object) -> tuple[int, str]:
