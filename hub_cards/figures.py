@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import FLOAT
 from ..evaluation.results import GridResults
 from ..utils.extras import require_extra
 from .choices import Headline

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ..encode.codes import CODES, FLOAT, bytes_per_vector
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT, PRECISIONS, bytes_per_vector
 from ..evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
 from ..evaluation.tasks import TASKS
 
@@ -154,7 +154,7 @@ def rescored_table(results: GridResults, size: Granularity) -> str:
     rows = []
     for name, group in groups.items():
         quality, rescored = results.quality(group), results.rescored_quality(group)
-        for code in (code for code in CODES if code in codes):
+        for code in (code for code in PRECISIONS if code in codes):
             g = replace(size, code=code)
             found = [(quality.get(g), bytes_per_vector(code, g.dim))]
             found += [(rescored.get((g, by, shortlist)), rescored_bytes(g, by)) for by in shown]

@@ -26,7 +26,7 @@ from .teacher import TeacherEmbeddings
 Row = Mapping[str, Any]
 
 
-def _numbers(value: Any, column: str) -> float | list[float]:
+def _numbers(value: str | float | list[float], column: str) -> float | list[float]:
     """The number or the list of numbers of a row: of a file, it is a text. ValueError if it is none."""
     if not isinstance(value, str):
         return value

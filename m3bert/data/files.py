@@ -138,7 +138,7 @@ def _types(file: str) -> Iterator[tuple[str, pa.DataType]]:
             yield from ((name, _type_of(values)) for name, values in block.items())
 
 
-def _type_of(values: Sequence[Any]) -> pa.DataType:
+def _type_of(values: Sequence[object]) -> pa.DataType:
     try:
         return pa.array(values).type
     except (pa.ArrowException, OverflowError):  # of several types, or beyond 64 bits

@@ -46,8 +46,8 @@ def prepare(
     num_proc: int = 1,
 ) -> dict[str, Any]:
     """
-    Tokenise and pack text for masked-LM training, and write it into a folder. Calling it again continues an
-    interrupted call: the library datasets keeps what is finished.
+    Tokenise and pack text for masked-LM training, and write it into a folder; return what [`read_prepared`] reads.
+    Calling it again continues an interrupted call: the library datasets keeps what is finished.
 
     Args:
         files (`Sequence[str]`): Files of text, or folders with one folder of files per language.
@@ -59,9 +59,6 @@ def prepare(
             name of the folder that a file is in.
         exponent (`float`, *optional*, defaults to 0.7): Exponent of the mixture of languages.
         num_proc (`int`, *optional*, defaults to 1): Number of processes. Each packs its own documents.
-
-    Returns:
-        `dict`: what [`read_prepared`] reads.
 
     Raises:
         ValueError: if a language has no text, the folder was made with other settings, files or another tokenizer, or

@@ -273,7 +273,7 @@ class TeacherEmbeddings:
         read-only arrays."""
         return np.load(str(self._file), mmap_mode="c")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "vectors" or not self._file}
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """
 Embeddings in a precision: the bytes that are stored, an index of them, and the float vectors that compare as they do.
 
-An evaluator knows only float vectors. [`code_vectors`] gives it vectors whose cosines rank as an index of the stored
-bytes ranks, so that every precision is scored from the one encode of a grid.
+An evaluator knows only float vectors. [`vectors_in_precision`] gives it vectors whose cosines rank as an index of the
+stored bytes ranks, so that every precision is scored from the one encode of a grid.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 import torch
 
 from ..utils.extras import require_extra, require_sentence_transformers
-from .codes import FLOAT, bytes_per_vector, code_of, stored_bits
 from .embeddings import ROWS_AT_ONCE
 from .granularity import Granularity, Grid
+from .precisions import FLOAT, bytes_per_vector, precision_of, stored_bits
 from .states import truncate
 
 
 if TYPE_CHECKING:
     from ..modeling.quantization_m3bert import M3BertQuantizer
 
-# Codes of a range per dim -> the type of faiss with the same bytes.
+# Precisions with a range per dim -> the type of faiss with the same bytes.
 RANGED = {"int8": "QT_8bit", "int4": "QT_4bit"}
-# Codes of numbers -> their storage in faiss. It compares a query in float32; other types of bytes would round it, too.
+# Precisions of numbers -> their storage in faiss, which compares a query in float32: other types would round it, too.
 STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 
 
@@ -36,7 +36,7 @@ class Coder:
     A precision for the embeddings of one collection. Made by [`Coder.fit`].
 
     Args:
-        code (`str`): One of [`~codes.CODES`].
+        code (`str`): One of [`~precisions.CODES`].
         dim (`int`): Dims of a stored embedding.
         ranges (`np.ndarray` of shape `(2, dim)`, *optional*): Minimum and maximum of each dim, for `int8` and `int4`.
         quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
@@ -56,7 +56,7 @@ class Coder:
 
         Args:
             vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised.
-            code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+            code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.CODES`].
             dim (`int`, *optional*): Leading dims to keep. Default: all.
             quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
 
@@ -67,7 +67,7 @@ class Coder:
         dim = width if dim is None else dim
         if not 0 < dim <= width:
             raise ValueError(f"dim={dim} must be within 1..{width}, the dims of the embeddings.")
-        if code_of(code).learned:
+        if precision_of(code).learned:
             if quantizer is None:
                 raise ValueError(f"The precision {code} needs a quantizer, and there is none.")
             return cls(code, dim, quantizer=quantizer)
@@ -79,8 +79,8 @@ class Coder:
 
     @property
     def symmetric(self) -> bool:
-        """As of its [`~codes.Code`]."""
-        return code_of(self.code).symmetric
+        """As of its [`~precisions.Precision`]."""
+        return precision_of(self.code).symmetric
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:
         """The bytes to store, uint8 `(vectors, bytes_per_vector)`, of embeddings `(vectors, width)` as in
@@ -235,7 +235,7 @@ def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = N
     return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
 
 
-def code_vectors(
+def vectors_in_precision(
     vectors: Mapping[str, torch.Tensor],
     stored: Sequence[str],
     granularity: Granularity,
@@ -277,7 +277,7 @@ def code_vectors(
 def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
     """Raise a ValueError if a precision `qama-*` of a grid has no quantizer, or one for other layers or dims than
     `width`."""
-    learned = [member for member in grid if code_of(member.code).learned]
+    learned = [member for member in grid if precision_of(member.code).learned]
     if not learned:
         return
     named = ", ".join(map(str, learned))

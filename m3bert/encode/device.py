@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from ..utils.help_texts import described
 
@@ -12,6 +12,7 @@ from ..utils.help_texts import described
 if TYPE_CHECKING:  # the commands print their help without loading torch
     import torch
 
+Model = TypeVar("Model", bound="torch.nn.Module")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -78,7 +79,7 @@ def device_of(name: str | None = None) -> torch.device:
     return torch.device(name or accelerator or "cpu")
 
 
-def place(model: Any, options: ComputeArguments) -> Any:
+def place(model: Model, options: ComputeArguments) -> Model:
     """
     Prepare a model (also of peft, with or without a head) as the options say, in place, and return it.
     Half-precision weights are upcast to float32 (lossless) unless another type is set; float32 weights stay float32,

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ class EmbeddingStore:
     def __init__(
         self,
         folder: Path,
-        manifest: Mapping[str, Any],
+        manifest: Mapping[str, object],
         widths: Mapping[str, int],
         batches: Sequence[Sequence[int]],
         dtype: torch.dtype = torch.float32,

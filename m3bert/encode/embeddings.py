@@ -34,7 +34,7 @@ class GridEmbeddings:
         self, granularity: Granularity, rows: Sequence[int] | torch.Tensor | None = None, *, normalize: bool = False
     ) -> torch.Tensor:
         """
-        The embeddings at one size, in float. [`~coding.code_vectors`] gives those in a precision.
+        The embeddings at one size, in float. [`~coding.vectors_in_precision`] gives those in a precision.
 
         Args:
             granularity ([`Granularity`]): A size of the grid. Its precision is not applied.

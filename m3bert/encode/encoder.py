@@ -20,7 +20,6 @@ from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_onl
 from ..utils.columns import Role
 from ..utils.hashing import fingerprint_of
 from .batch import PassCost
-from .codes import code_of
 from .coding import require_quantizer
 from .device import ComputeArguments, autocast, place
 from .embedding_store import EmbeddingStore
@@ -28,6 +27,7 @@ from .embeddings import GridEmbeddings
 from .granularity import EncoderConfig, Granularity, Grid
 from .identity import encoder_parts
 from .padded_batches import TOKENS_PER_TEXT, tokenized_chunks
+from .precisions import precision_of
 from .projection import Projection
 from .quantizer import quantizer_of
 from .ranks import rank
@@ -214,7 +214,7 @@ class GridEncoder:
     @cached_property
     def encoded_grid(self) -> Grid:
         """The sizes that are encoded: those of the grid, and all dims where a precision needs the quantizer."""
-        layers = {member.layer for member in self.grid if code_of(member.code).learned}
+        layers = {member.layer for member in self.grid if precision_of(member.code).learned}
         return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
 
     @property

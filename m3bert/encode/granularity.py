@@ -1,4 +1,4 @@
-"""Granularities and grids: the (layer, dim) sizes of a model, the codes of stored embeddings, and their text form."""
+"""Granularities and grids: the (layer, dim) sizes of a model, the precisions of stored embeddings, and their text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property, total_ordering
 from itertools import product
 from typing import Any, Protocol
 
-from .codes import CODES, FLOAT, code_of
+from .precisions import FLOAT, PRECISIONS, precision_of
 
 
 # Fewest bits first, as layers and dims ascend.
-ASCENDING = {name: position for position, name in enumerate(reversed(CODES))}
+ASCENDING = {name: position for position, name in enumerate(reversed(PRECISIONS))}
 
 
 class EncoderConfig(Protocol):
@@ -30,7 +30,7 @@ class EncoderConfig(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-def is_elastic(config: Any) -> bool:
+def is_elastic(config: EncoderConfig) -> bool:
     """Whether a model of this config is loaded at a size, by `output_layer` and `output_dim`: an m3BERT, or another
     encoder of an elastic repository."""
     return config.model_type == "m3bert" or bool(getattr(config, "elastic", None))
@@ -46,10 +46,10 @@ class Granularity:
     Args:
         layer (`int`): Depth: the number of layers that run. 0 is the static table.
         dim (`int`): Number of leading dims to keep.
-        code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+        code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.CODES`].
 
     Raises:
-        ValueError: if the code is unknown.
+        ValueError: if the precision is unknown.
     """
 
     layer: int
@@ -57,7 +57,7 @@ class Granularity:
     code: str = FLOAT
 
     def __post_init__(self) -> None:
-        code_of(self.code)  # which refuses what is unknown
+        precision_of(self.code)  # which refuses what is unknown
 
     @property
     def size(self) -> Granularity:
@@ -183,12 +183,12 @@ class Grid:
 
     @cached_property
     def codes(self) -> list[str]:
-        """Codes of the grid, fewest bits first."""
+        """Precisions of the grid, fewest bits first."""
         return sorted({member.code for member in self}, key=ASCENDING.__getitem__)
 
     @property
     def sizes(self) -> Grid:
-        """The grid without codes: float32 at every layer and dim that a member has. One encode gives them all."""
+        """The grid without precisions: float32 at every layer and dim that a member has. One encode gives them all."""
         return Grid(tuple({member.size for member in self}))
 
     @property

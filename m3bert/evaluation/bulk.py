@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ class GridEmbedder:
     ):
         self.load, self.text_column, self.role, self.normalize = load, text_column, role, normalize
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "encoder"}
 
     @cached_property
@@ -48,7 +47,7 @@ class GridEmbedder:
         """The encoder of this process."""
         return self.load()
 
-    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Sequence[object]]) -> dict[str, object]:
         """
         Args:
             batch (`Mapping[str, Sequence]`): Column -> values. There may be no rows.

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT
 from .results import GridResults, mean_over_tasks, rescored_bytes
 
 

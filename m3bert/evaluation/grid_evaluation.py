@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..encode.codes import code_of
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
+from ..encode.precisions import precision_of
 from ..encode.states import unwrap_encoder
 from ..modeling.modeling_elastic import source_of
 from ..utils.hashing import key_of
@@ -204,7 +204,7 @@ def _without_scores(
         **({"mteb": mteb} if mteb else {}),
         "data": data | {name: key_of(facts) for name, facts in mteb.items()},
     }
-    if encoder.quantizer and any(code_of(code).learned for code in encoder.grid.codes):
+    if encoder.quantizer and any(precision_of(code).learned for code in encoder.grid.codes):
         settings["quantizer"] = encoder.quantizer.fingerprint
     return GridResults(
         model=model.config.name_or_path,

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 
-from ..encode.codes import code_of
 from ..encode.coding import Coder, PackedIndex
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import precision_of
 from ..encode.search import SHORTLISTS, ExactIndex, rerank
 from ..encode.states import truncate, unwrap_encoder
 from .results import Latency
@@ -188,6 +188,8 @@ def search_milliseconds(
 def _rescoring_precisions(grid: Grid) -> list[tuple[int, str]]:
     """Dims and precisions besides float32 that rescore shortlists: `binary` and `qama-*` themselves, and int8 beside
     fewer bits."""
-    precisions = [(g.dim, code_of(g.code)) for g in grid]
+    precisions = [(g.dim, precision_of(g.code)) for g in grid]
     alone = {(dim, precision.name) for dim, precision in precisions if precision.symmetric}
-    return sorted(alone | {(dim, "int8") for dim, precision in precisions if precision.bits < code_of("int8").bits})
+    return sorted(
+        alone | {(dim, "int8") for dim, precision in precisions if precision.bits < precision_of("int8").bits}
+    )

@@ -24,11 +24,11 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import OutputDType, PromptType
 
-from ..encode.codes import CODES, FLOAT
 from ..encode.coding import Coder
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT, PRECISIONS
 from ..encode.states import unwrap_encoder
 from ..utils.columns import Role
 from ..utils.hashing import fingerprint_of, key_of
@@ -36,7 +36,7 @@ from .results import GridResults, Score
 
 
 # Precision -> MTEB's name of it. MTEB has no names for those of QAMA.
-PRECISIONS = {
+MTEB_PRECISIONS = {
     FLOAT: OutputDType.FLOAT32,
     "float16": OutputDType.FLOAT16,
     "int8": OutputDType.INT8,
@@ -82,7 +82,9 @@ class GranularityModel(AbsEncoder):
         self.mteb_model_meta = meta
         self._encode_once = encode_once
 
-    def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
+    def encode(
+        self, inputs: Iterable[dict[str, Any]], *, prompt_type: PromptType | None = None, **kwargs: object
+    ) -> torch.Tensor:
         """
         Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another number
         of dims for some precisions. Texts that are neither queries nor documents have no prompt, as in MTEB's wrapper
@@ -114,7 +116,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None,
     if g.code != FLOAT:
         code = {"code": g.code}
         # An index of decoded documents, which differ a little in length, compares by dot product.
-        similarity = ScoringFunction.COSINE if CODES[g.code].symmetric else ScoringFunction.DOT_PRODUCT
+        similarity = ScoringFunction.COSINE if PRECISIONS[g.code].symmetric else ScoringFunction.DOT_PRODUCT
     described = {
         "name": name or config.name_or_path,
         "revision": revision,
@@ -124,7 +126,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None,
         "similarity_fn_name": similarity,
         "use_instructions": bool(encoder.prompts),
         "experiment_kwargs": {"output_layer": g.layer, "output_dim": g.dim} | code,
-        "output_dtypes": PRECISIONS.get(g.code),
+        "output_dtypes": MTEB_PRECISIONS.get(g.code),
     }
     return ModelMeta.model_validate({**ModelMeta.create_empty().model_dump(), **described})
 

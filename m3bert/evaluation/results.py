@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-from ..encode.codes import FLOAT, bytes_per_vector
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import FLOAT, bytes_per_vector
 from ..utils.durable import replace_text
 from ..utils.typed import read_object, typed
 

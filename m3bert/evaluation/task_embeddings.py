@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from ..encode.codes import FLOAT, code_of
-from ..encode.coding import code_vectors
+from ..encode.coding import vectors_in_precision
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT, precision_of
 from ..encode.states import truncate
 from .evaluators import Evaluator, Scores, Vectors
 
@@ -55,18 +55,20 @@ class TaskEmbeddings:
         return {name: self.of(name, layer) for name in self._rows}
 
     def in_precision(self, granularity: Granularity, *, float_queries: bool = False) -> dict[str, torch.Tensor]:
-        """Name of each list of texts -> its embeddings in a precision, by [`code_vectors`]."""
+        """Name of each list of texts -> its embeddings in a precision, by [`vectors_in_precision`]."""
         encoded = {name: self._encoded(name, granularity.layer) for name in self._rows}
-        return code_vectors(encoded, self.evaluator.stored, granularity, self.quantizer, float_queries=float_queries)
+        return vectors_in_precision(
+            encoded, self.evaluator.stored, granularity, self.quantizer, float_queries=float_queries
+        )
 
     def rescorers(self, granularity: Granularity) -> dict[str, Callable[[], Vectors]]:
         """Vectors that can rescore a shortlist of a precision: [`RESCORERS`] that differ from the search in it."""
-        precision = code_of(granularity.code)
+        precision = precision_of(granularity.code)
         rescorers: dict[str, Callable[[], Vectors]] = {}
         if precision.symmetric:
             rescorers["codes"] = partial(self.in_precision, granularity, float_queries=True)
         for name in ("int8", FLOAT):
-            if precision.bits < min(16, code_of(name).bits):
+            if precision.bits < min(16, precision_of(name).bits):
                 rescorers[name] = partial(self.in_precision, replace(granularity, code=name))
         return rescorers
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from ..encode.codes import bytes_per_vector, code_of
 from ..encode.coding import Coder
+from ..encode.precisions import bytes_per_vector, precision_of
 from ..utils.durable import remove_files
 from ..utils.extras import require_extra
 from .corpus import Document, Metadata
@@ -133,7 +133,7 @@ class Layout:
 
         def coder(code: str, dim: int, ranges: list[list[float]] | None) -> Coder:
             array = None if ranges is None else np.array(ranges, dtype=np.float32)
-            return Coder(code, dim, array, quantizer if code_of(code).learned else None)
+            return Coder(code, dim, array, quantizer if precision_of(code).learned else None)
 
         coders = {name: coder(**content[name]) for name in ("first", "second") if content[name]}
         return cls(**{**content, **coders})

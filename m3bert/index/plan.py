@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..encode.codes import FLOAT
 from ..encode.coding import Coder
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import FLOAT
 from ..evaluation.choice import Choice
 from ..evaluation.results import GridResults
 from ..utils.durable import replace_text

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from glob import glob
 from hashlib import blake2b, file_digest
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ def hash_of(content: str | bytes, bits: int = 63) -> int:
     return int.from_bytes(blake2b(content, digest_size=-(-bits // 8)).digest(), "big") >> -bits % 8
 
 
-def key_of(settings: Mapping[str, Any]) -> str:
+def key_of(settings: Mapping[str, object]) -> str:
     """A short name for settings, which are JSON values."""
     return blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 

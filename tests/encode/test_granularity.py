@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from m3bert.encode.codes import CODES, stored_bits
 from m3bert.encode.granularity import evenly_spaced
+from m3bert.encode.precisions import PRECISIONS, stored_bits
 from m3bert.trainers import Contrastive, Granularity, Grid
 from tests.conftest import tiny_config
 from tests.trainers.tiny_run import GRID
@@ -63,8 +63,8 @@ def test_a_grid_has_codes_and_its_sizes_do_not():
 
 
 def test_codes_are_sorted_by_bits_within_a_size():
-    members = list(Grid.product([1], [8, 64], CODES))
-    assert [member.dim for member in members] == [8] * len(CODES) + [64] * len(CODES)
+    members = list(Grid.product([1], [8, 64], PRECISIONS))
+    assert [member.dim for member in members] == [8] * len(PRECISIONS) + [64] * len(PRECISIONS)
     at_64 = [stored_bits(member.code, member.dim) for member in members if member.dim == 64]
     assert at_64 == sorted(at_64) and at_64[-1] == 32 * 64
     assert Granularity(1, 8) < Granularity(1, 64, "binary") < Granularity(1, 64, "int8") < Granularity(1, 64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from m3bert.encode.codes import CODES
+from m3bert.encode.precisions import PRECISIONS
 from m3bert.evaluation import GridResults, Latency, MeasuredSearch, Score
 from m3bert.trainers import Grid
 from tests.published import contrastive_trainer, evaluated
@@ -75,7 +75,7 @@ def coded() -> GridResults:
     """An evaluation over codes: what it loses grows as the bits get fewer."""
     grid = Grid.parse("4,6x8,16@float32,int8,qama-2,binary")
     tasks = {"stsb": "sts", "cranfield": "retrieval", "cisi": "retrieval"}
-    lost = {code: place / 100 for place, code in enumerate(CODES)}
+    lost = {code: place / 100 for place, code in enumerate(PRECISIONS)}
     scores = [
         Score(task, task_type, "test", metric, True, str(g), value * (1 - lost[g.code]) * (1 + g.layer / 10) / 2)
         for task, task_type in tasks.items()

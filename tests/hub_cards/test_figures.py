@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from m3bert.encode.codes import bytes_per_vector
+from m3bert.encode.precisions import bytes_per_vector
 from m3bert.evaluation import MeasuredSearch, Score
 from m3bert.hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves
 from m3bert.trainers import Granularity, Grid

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...encode.codes import CODES, FLOAT
 from ...encode.coding import Coder, PackedIndex, faiss_index
+from ...encode.precisions import FLOAT, PRECISIONS
 from ...utils.durable import replacing, writing
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
 from .store import Store
@@ -40,7 +40,7 @@ class FaissEngine(Engine):
 
     name = "faiss"
     module = "faiss"
-    codes = tuple(CODES)
+    codes = tuple(PRECISIONS)
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
     files = ("index.faiss*", "documents.sqlite*", "vectors")

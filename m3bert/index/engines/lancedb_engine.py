@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ...encode.codes import CODES, FLOAT, bytes_per_vector, stored_bits
 from ...encode.coding import Coder
+from ...encode.precisions import FLOAT, PRECISIONS, bytes_per_vector, stored_bits
 from ...utils.durable import writing
 from ..corpus import Metadata
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
@@ -46,7 +46,7 @@ class LanceDBEngine(Engine):
 
     name = "lancedb"
     module = "lancedb"
-    codes = (FLOAT, "float16", "binary", *(name for name in CODES if name.startswith("qama-")))
+    codes = (FLOAT, "float16", "binary", *(name for name in PRECISIONS if name.startswith("qama-")))
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
     files = ("lancedb",)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...encode.codes import FLOAT
+from ...encode.precisions import FLOAT
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...encode.codes import bytes_per_vector
+from ...encode.precisions import bytes_per_vector
 from ...utils.durable import writing
 from ..corpus import Metadata
 from ..engine import Batch, Committed, Layout, Where
