@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -59,32 +58,6 @@ def _first_best(cosines: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     chosen = better | (equal & (equal.cumsum(dim=1, dtype=torch.int32) <= room))
     columns = chosen.nonzero()[:, 1].view(len(cosines), k)
     return cosines.gather(1, columns), columns
-
-
-class ExactIndex:
-    """
-    An exact search by cosine whose time is measured: faiss' `IndexFlatIP` if faiss is installed (extra `evaluation`),
-    otherwise [`nearest`].
-
-    Args:
-        documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings; need not be normalised.
-    """
-
-    engine = "torch" if find_spec("faiss") is None else "faiss"
-
-    def __init__(self, documents: torch.Tensor):
-        self._documents = nn.functional.normalize(documents.float(), dim=1)
-        if self.engine == "faiss":
-            import faiss
-
-            self._index = faiss.IndexFlatIP(documents.shape[1])
-            self._index.add(self._documents.numpy())
-
-    def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and rows of the nearest documents, both of shape `(queries, k)`, best first."""
-        if self.engine == "torch":
-            return nearest(queries, self._documents, k)
-        return self._index.search(nn.functional.normalize(queries.float(), dim=1).numpy(), k)
 
 
 def rerank(

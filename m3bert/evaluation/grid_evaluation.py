@@ -71,10 +71,7 @@ def score_grid(
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
     Returns:
-        `dict[Granularity, dict[str, float]]`: granularity -> metric -> value.
-
-    Raises:
-        ValueError: if an embedding is not finite. The message names the granularities.
+        `dict[Granularity, dict[str, float]]`: granularity -> metric -> value. Raises as [`TaskEmbeddings`].
     """
     return TaskEmbeddings(encoder, evaluator, description).scores()
 
@@ -83,16 +80,12 @@ def score_vectors(
     evaluator: Evaluator, embeddings: Mapping[str, GridEmbeddings], document_layer: int | None = None
 ) -> dict[Granularity, Scores]:
     """
-    Score one task with embeddings that you have, in float32.
+    Score one task with embeddings that you have, in float32: granularity -> metric -> value.
 
     Args:
         evaluator ([`Evaluator`]): Evaluator of the task.
         embeddings (`dict[str, GridEmbeddings]`): Name of each list of texts of the evaluator -> its embeddings.
-        document_layer (`int`, *optional*): Layer that documents are read at, for search with asymmetric encoders.
-            Default: that of the granularity.
-
-    Returns:
-        `dict[Granularity, dict[str, float]]`: granularity -> metric -> value.
+        document_layer (`int`, *optional*): Layer of the documents, for asymmetric encoders. Default: as queries.
     """
     grid, scores = next(iter(embeddings.values())).grid, dict[Granularity, Scores]()
     for layer in grid.layers:

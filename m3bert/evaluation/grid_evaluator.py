@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
 class GridEvaluator:
     """
-    Scores a model on tasks at every granularity of a grid, with each text encoded once. For `evaluator` of a trainer.
+    Scores a model on tasks at every granularity of a grid, with each text encoded once: the `evaluator` of a trainer.
+    ValueError if a task is unknown or has no data.
 
     Args:
         tasks (`Iterable[str | Task]`): Tasks, or names of tasks or groups of them ([`find_tasks`]).
         grid ([`Grid`] or `str`, *optional*): Granularities to score. Default: the trained ones.
         data (`Path`, *optional*): Folder of local data sets. Data that is not there is read from the Hub.
-
-    Raises:
-        ValueError: if a task is unknown or has no data.
 
     ```python
     >>> evaluator = GridEvaluator(["stsb"], grid="2,6x64,384")  # doctest: +SKIP

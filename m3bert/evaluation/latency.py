@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import cycle
 from typing import TypeVar
 
@@ -13,14 +14,15 @@ import torch
 from ..encode.coding import Coder, PackedIndex
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
-from ..encode.precisions import precision_of
-from ..encode.search import SHORTLISTS, ExactIndex, rerank
+from ..encode.precisions import FLOAT, precision_of
+from ..encode.search import SHORTLISTS, nearest, rerank
 from ..encode.states import truncate, unwrap_encoder
 from .results import Latency
 
 
 # Other work on the machine only adds time, often to more than half of the rounds, so a median measures that work too.
 QUANTILE = 0.1
+ENGINE = "torch" if find_spec("faiss") is None else "faiss"  # which searches in float32
 BLOCK = 5  # rounds of one engine before the next one has its turn
 
 Name = TypeVar("Name")
@@ -137,7 +139,7 @@ def measure_latency(
         documents=documents,
         encoder=unwrap_encoder(encoder.model).config.model_type,
         threads=torch.get_num_threads(),
-        engine=ExactIndex.engine,
+        engine=ENGINE,
         quantile=QUANTILE,
         engine_ms=encode_ms,
     )
@@ -149,8 +151,9 @@ def search_milliseconds(
     """`search_ms` and `rerank_ms` of [`Latency`], for documents with these embeddings `(documents, width)`."""
 
     def search(dim: int) -> Callable[[], object]:
-        index, query = ExactIndex(truncate(vectors, dim)), truncate(vectors[:1], dim, normalize=True)
-        return lambda: index.search(query, 10)
+        if ENGINE == "torch":
+            return lambda: nearest(vectors[:1, :dim], vectors[:, :dim], 10)
+        return search_packed(dim, FLOAT)
 
     def search_packed(dim: int, precision: str) -> Callable[[], object]:
         index = PackedIndex.pack(vectors, precision, dim, encoder.quantizer)

@@ -56,14 +56,14 @@ def ranking_scores(
 
     Args:
         ranked (`np.ndarray` of shape `(queries, k)`): Documents found, best first.
-        relevant (`Sequence[Mapping[int, float]]`): Per query: relevant document -> its grade, above 0.
-        cutoffs (`Sequence[int]`, *optional*, defaults to `(1, 10, 100)`): Values of k for Recall@k; those above the
-            length of the lists are left out.
+        relevant (`Sequence[Mapping[int, float]]`): Per query: relevant document -> grade, above 0.
+        cutoffs (`Sequence[int]`, *optional*, defaults to `(1, 10, 100)`): Values of k for Recall@k, up to the length
+            of the lists.
 
     Returns:
         `dict[str, float]`: `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
-        rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains, as
-        in trec_eval; `ndcg_exp@10`, with the gains `2^grade - 1`, as in QAMA's text.
+        rank of the first relevant document, 0 if it is above 10; `ndcg@10`, with the grades as gains (trec_eval);
+        `ndcg_exp@10`, with the gains `2^grade - 1` (QAMA).
 
     Raises:
         ValueError: if a query has no relevant document, which leaves its metrics undefined.

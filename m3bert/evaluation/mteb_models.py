@@ -134,14 +134,8 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None,
 def mteb_models(
     encoder: GridEncoder, *, name: str | None = None, folder: Path | None = None
 ) -> dict[Granularity, GranularityModel]:
-    """
-    One MTEB model per granularity of a grid. Together they encode each list of texts once per role.
-
-    Args:
-        encoder ([`GridEncoder`]): Encoder and grid.
-        name (`str`, *optional*): Name of the form `user/model`; `None` takes it from the model's config.
-        folder (`Path`, *optional*): Folder for embeddings; see [`EncodeOnce`].
-    """
+    """One MTEB model per granularity of a grid. Together they encode each list of texts once per role. `name` has the
+    form `user/model`, by default from the model's config; `folder` is for embeddings, see [`EncodeOnce`]."""
     encode_once, revision = EncodeOnce(encoder, folder), revision_of(encoder)
     return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name, revision)) for g in encoder.grid}
 

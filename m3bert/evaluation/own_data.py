@@ -32,7 +32,8 @@ SPLIT_SEED = 0
 
 def collection_task(source: str, *, split: str = "test") -> Task:
     """
-    Retrieval in your own collection, in the layout of BEIR.
+    Retrieval in your own collection, in the layout of BEIR, named after the folder or the data set. ValueError if
+    there is no such folder.
 
     Args:
         source (`str`): A folder with `corpus.jsonl` (`_id`, `text` and, if you like, `title`), `queries.jsonl` (`_id`,
@@ -40,9 +41,6 @@ def collection_task(source: str, *, split: str = "test") -> Task:
             `qrels.tsv` stands for `qrels/test.tsv`. Or a data set on the Hub with the configurations `corpus`,
             `queries` and `default` or `qrels`, with the same columns.
         split (`str`, *optional*, defaults to `"test"`): Which relevance judgements to score.
-
-    Returns:
-        [`Task`]: named after the folder or the data set. ValueError if there is no such folder.
     """
     hub = hub_source(source)
     read = partial(_local_part, Path(source), split) if hub is None else partial(_hub_part, hub, split)
@@ -52,7 +50,7 @@ def collection_task(source: str, *, split: str = "test") -> Task:
 def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test") -> Task:
     """
     Pairs of your own texts with a number: pair classification if all numbers are 0 or 1, otherwise semantic textual
-    similarity.
+    similarity. The task is named after its source. Rows without a value, or with NaN, are left out with a warning.
 
     Args:
         source (`str`): A file (`.csv`, `.tsv`, `.jsonl` or `.parquet`, also gzipped), a folder of files that are named
@@ -60,9 +58,6 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
         columns (`Sequence[str]`, *optional*): The columns of both texts and of the number. Default: `sentence1`,
             `sentence2`, and `score` or `label`.
         split (`str`, *optional*, defaults to `"test"`): Split of a folder or of a data set on the Hub.
-
-    Returns:
-        [`Task`]: named after its source. Rows without a value, or with NaN, are left out with a warning.
 
     Raises:
         ValueError: if there is no such file or column, or a value is not a number. The message names the source.
@@ -84,8 +79,9 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
 
 def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), split: str = "test") -> Task:
     """
-    Classification of your own labelled texts. Labels are compared as texts ([`~data.formats.text_of`]): `007`
-    of a CSV file is not `7`, and the number 7 of a JSON file is.
+    Classification of your own labelled texts, named after its source. Labels are compared as texts
+    ([`~data.formats.text_of`]): `007` of a CSV file is not `7`, and the number 7 of a JSON file is. Rows that lack a
+    value are left out with a warning.
 
     Args:
         source (`str`): A folder with the files `train` and `test` (`.csv`, `.tsv`, `.jsonl` or `.parquet`, also
@@ -93,9 +89,6 @@ def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), spli
             seed 0, is the test split, and equal texts are on the same side.
         columns (`Sequence[str]`, *optional*, defaults to `("text", "label")`): The columns of text and label.
         split (`str`, *optional*, defaults to `"test"`): Split to score, of a folder or of a data set on the Hub.
-
-    Returns:
-        [`Task`]: named after its source. Rows that lack a value are left out with a warning.
 
     Raises:
         ValueError: if there is no such file or column. The message names the source.
@@ -230,7 +223,6 @@ def _named(rows: Rows, place: str, part: str) -> Rows:
     if lacking := [row for row in rows or [{}] if not row.keys() >= needed]:
         fields = ", ".join(lacking[0]) or "none"
         raise ValueError(f"{place}: every row needs {' and '.join(sorted(needed))}; one has the fields {fields}.")
-    for name in sorted(needed - {"text"}):
-        if any(text_of(row[name]) is None for row in rows):
-            raise ValueError(f"{place}: a row has no {name}.")
+    if nameless := [name for name in sorted(needed - {"text"}) if any(text_of(row[name]) is None for row in rows)]:
+        raise ValueError(f"{place}: a row has no {nameless[0]}.")
     return rows

@@ -61,11 +61,8 @@ class Corpus:
 
     def documents(self, types: Mapping[str, str] | None = None) -> Iterator[Document]:
         """
-        The documents in order.
-
-        Args:
-            types (`dict[str, str]`, *optional*): Metadata column -> type, as [`column_types`], of an index that the
-                documents are for. Their values become such values: texts of a CSV file numbers, for example.
+        The documents in order. With `types` (metadata column -> type, as [`column_types`]), their values are converted
+        to these, such as texts of a CSV file to numbers.
 
         Raises:
             ValueError: if a file cannot be read, a column is missing, a row has no text or no id, or a value is of

@@ -209,13 +209,8 @@ class Engine(ABC):
     def search(
         self, queries: torch.Tensor, k: int, where: Where | None = None, committed: Committed | None = None
     ) -> list[list[Hit]]:
-        """
-        Find the `k` nearest documents for embeddings of queries `(queries, width)`, as wide as those that were coded.
-        Of the metadata columns `where`, documents must have one of the values. With `committed`, no others are found.
-
-        Returns:
-            `list[list[Hit]]`: documents per query, best first; fewer than `k` if there are fewer.
-        """
+        """The up to `k` nearest documents per query, best first, for embeddings of queries `(queries, width)`. Of the
+        metadata columns `where`, documents must have one of the values. With `committed`, no others are found."""
 
     @abstractmethod
     def close(self) -> None:

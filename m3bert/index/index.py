@@ -172,15 +172,12 @@ class Index:
         """
         Delete documents by their ids, and add others, whose ids must be new or among the deleted ones: both or
         neither. Everything is checked first. Until the end, and if the change is refused or killed, searches find the
-        documents from before.
-
-        Returns:
-            `int`: number of documents that were added.
+        documents from before. Returns the number of added documents.
 
         Raises:
             OSError: if a file cannot be read or written.
-            ValueError: if an id is not in the index, a document has no text, its id is not new, or its metadata are
-                not of the types of the index; if the index is not finished, or another process writes to it.
+            ValueError: if an id is not in the index, a document has no text, a taken id or metadata of other types,
+                the index is not finished, or another process writes to it.
         """
         with only_writer(self.folder):
             self.manifest = self._finished_manifest()
@@ -222,8 +219,7 @@ class Index:
         Args:
             queries (`Sequence[str]`): Texts.
             k (`int`, *optional*, defaults to 10): Number of documents to find per query.
-            where (`dict[str, Any]`, *optional*): Metadata that documents must have: column -> a value, or a list of
-                values of which they must have one.
+            where (`dict`, *optional*): Metadata that documents must have: column -> a value, or a list of values.
 
         Returns:
             `list[list[Hit]]`: documents per query, best first.

@@ -108,14 +108,9 @@ class Plan:
         return Grid(tuple({self.documents, self.query}))
 
     def layout(self, encoder: GridEncoder, sample: torch.Tensor, **options: Any) -> Layout:
-        """
-        What the index stores per document: codes that are fitted to embeddings `(documents, width)` of the first ones
-        (see [`~Plan.needs_sample`]), and other fields of the [`Layout`]. Numbers of later documents that are out of
-        the ranges of `int8` and `int4` are clipped.
-
-        Raises:
-            ValueError: if a precision cannot be made from these embeddings.
-        """
+        """What the index stores per document: precisions that are fitted to embeddings `(documents, width)` of the
+        first ones (see [`~Plan.needs_sample`]), and other fields of the [`Layout`]. Later numbers out of the ranges of
+        `int8` and `int4` are clipped. ValueError if a precision cannot be made from these embeddings."""
         codes = [(self.documents.code, self.first_dim or self.documents.dim)]
         if self.first_dim is not None:
             codes.append((FLOAT, self.documents.dim))

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from m3bert.encode import search
-from m3bert.encode.search import ExactIndex, products_share
+from m3bert.encode.search import products_share
 from m3bert.evaluation import exact_search, ranking_scores, rerank
-from tests.conftest import assert_close
 
 
 def naive_ranking(ranked, relevant, cutoffs):
@@ -62,18 +61,6 @@ def test_ranking_scores_equal_trec_evals():
     scores = ranking_scores(ranked, relevant, (10,))
     assert scores["ndcg@10"] == pytest.approx(np.mean([query["ndcg_cut_10"] for query in theirs]), abs=1e-9)
     assert scores["recall@10"] == pytest.approx(np.mean([query["recall_10"] for query in theirs]), abs=1e-9)
-
-
-@pytest.mark.parametrize("engine", ["faiss", "torch"])
-def test_both_engines_find_the_nearest(monkeypatch, engine):
-    if engine == "faiss":
-        pytest.importorskip("faiss")
-    monkeypatch.setattr(ExactIndex, "engine", engine)
-    documents, queries = torch.randn(23, 12) * torch.rand(23, 1), torch.randn(6, 12)
-    cosines, rows = ExactIndex(documents).search(queries, 5)
-    expected = torch.nn.functional.cosine_similarity(queries[:, None], documents[None], dim=2)
-    assert (rows == expected.argsort(dim=1, descending=True)[:, :5].numpy()).all()
-    assert_close(cosines, np.take_along_axis(expected.numpy(), rows, axis=1))
 
 
 def test_half_precision_and_zeros_can_be_searched():
