@@ -75,7 +75,7 @@ def joined_texts(
 
 class TextColumnsCollator:
     """
-    Tokenises text columns. Each column becomes a batch of token ids under its own name, with `text_ids`: one number
+    Tokenises text columns. Each column becomes a batch of token ids under its name, with `text_ids`: one number
     per text, which is the same for equal token ids without the prompt, on every rank and in every run.
 
     Args:

@@ -126,7 +126,7 @@ def _blocks(file: str) -> Iterator[Row]:
 
 
 def _types(file: str) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns of a file and the types of their values: of JSON those of each block of rows."""
+    """The columns of a file and the types of their values: for JSON, per block of rows."""
     if suffix_of(file) == ".parquet":
         with naming(file), binary(file) as content:
             schema = pq.read_schema(content)

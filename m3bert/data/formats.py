@@ -51,7 +51,7 @@ def is_pattern(file: str) -> bool:
 
 
 def suffix_of(file: str) -> str:
-    """The suffix of a file that says its format: that of `rows.csv.gz` is `.csv`."""
+    """The suffix of a file that says its format: `.csv` of `rows.csv.gz`."""
     return Path(file.removesuffix(".gz")).suffix
 
 

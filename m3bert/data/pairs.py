@@ -23,7 +23,7 @@ def clean_pairs(
     """
     Drop duplicate pairs, and keep at most `max_per_query` documents per query, so that frequent queries do not
     dominate the batches (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3 and appendix B,
-    stage 3). The first documents of a query are kept. All pairs are read and hashed once, also those of a stream,
+    stage 3). The first documents of a query are kept. All pairs are read and hashed once, also of a stream,
     which therefore must have an end. `query` and `document` are their columns.
 
     Returns:

@@ -58,7 +58,7 @@ def prepare(
         language_column (`str`, *optional*): Column with the language of each document. Default: the language is the
             name of the folder that a file is in.
         exponent (`float`, *optional*, defaults to 0.7): Exponent of the mixture of languages.
-        num_proc (`int`, *optional*, defaults to 1): Number of processes. Each packs its own documents.
+        num_proc (`int`, *optional*, defaults to 1): Number of processes. Each packs a part of the documents.
 
     Raises:
         ValueError: if a language has no text, the folder was made with other settings, files or another tokenizer, or
@@ -142,7 +142,7 @@ def load_prepared(
         folder (`str` or `Path`): The folder.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer of the model to train.
         config ([`~transformers.PreTrainedConfig`]): Its config.
-        exponent (`float`, *optional*): Exponent of the mixture. Default: that of the folder.
+        exponent (`float`, *optional*): Exponent of the mixture. Default: as prepared.
         seed (`int`, *optional*, defaults to 0): Seed of the mixture.
 
     Returns:
@@ -156,7 +156,7 @@ def load_prepared(
     check_packable(config)
     if tokenizer_fingerprint(tokenizer) != prepared["settings"]["tokenizer"]:
         raise ValueError(
-            f"{folder} was prepared with another tokenizer: prepare the text again with that of the model."
+            f"{folder} was prepared with another tokenizer: prepare the text again with the model's tokenizer."
         )
     if (longest := prepared["settings"]["max_length"]) > (limit := max_positions(config)):
         raise ValueError(

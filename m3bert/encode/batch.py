@@ -163,7 +163,7 @@ class TextRows:
         return {name: value[:, :longest].index_select(0, index) for name, value in self.inputs.items()}
 
     def split(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Divide rows `(texts, ...)` into those of each column."""
+        """Divide rows `(texts, ...)` by column."""
         return list(values.split([texts for texts, _ in self.shapes]))
 
 
@@ -178,7 +178,7 @@ def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
 def token_columns(
     columns: Columns, texts: TextRows, chunks: Sequence[Sequence[int]], states: Sequence[NestedStates]
 ) -> dict[str, TextStates]:
-    """The token hidden states of each column, from those of each chunk."""
+    """The token hidden states of each column, gathered from the chunks."""
     width = texts.inputs["attention_mask"].shape[1]
     result: dict[str, dict[int, torch.Tensor]] = {name: {} for name in columns}
     for layer in states[0].layers:
@@ -199,7 +199,7 @@ def pooled_columns(
     vectors: Mapping[int, Sequence[torch.Tensor]],
     pooling: Pooling,
 ) -> dict[str, TextStates]:
-    """The embeddings of each column, from those of each chunk (layer -> one tensor per chunk)."""
+    """The embeddings of each column, gathered from the chunks (layer -> one tensor per chunk)."""
     split = {layer: texts.split(in_row_order(parts, chunks)) for layer, parts in vectors.items()}
     return {
         name: PooledStates({layer: parts[index] for layer, parts in split.items()}, pooling)
@@ -215,8 +215,8 @@ class PassCost:
     Args:
         overhead (`int`): Cost of a pass in addition to its tokens: calls of small operations and, in training, adding
             to the gradient of every parameter.
-        most_tokens (`int`, *optional*): Largest number of tokens of a pass, padding included. A text that is longer
-            has a pass of its own. `None` means no limit.
+        most_tokens (`int`, *optional*): Largest number of tokens of a pass, padding included. A longer text
+            has a separate pass. `None` means no limit.
     """
 
     overhead: int

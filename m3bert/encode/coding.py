@@ -79,7 +79,7 @@ class Coder:
 
     @property
     def symmetric(self) -> bool:
-        """As of its [`~precisions.Precision`]."""
+        """As [`Precision.symmetric`]."""
         return precision_of(self.code).symmetric
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:

@@ -26,7 +26,7 @@ class ComputeArguments:
         device (`str`, *optional*): Device, such as `cuda`, `cuda:1`, `mps`, `xpu`, `npu` or `cpu`. Default: the
             accelerator of this machine if there is one, else `cpu`.
         compute_dtype (`str`, *optional*, defaults to `"float32"`): Type of the matrix products: `float32`, `bfloat16`
-            or `float16` (mixed precision). Weights and stored embeddings keep their own type.
+            or `float16` (mixed precision). Weights and stored embeddings keep their type.
         attn_implementation (`str`, *optional*): Attention of transformers: `eager`, `sdpa`, `flex_attention`,
             `flash_attention_2`, `_3` or `_4`, or a kernel of the Hub (`kernels-community/flash-attn2`). Default:
             `sdpa` if the model has it, else `eager`.
@@ -97,7 +97,7 @@ def place(model: Model, options: ComputeArguments) -> Model:
         model.float()
     model.to(options.torch_device)
     if options.compile:
-        encoder.compile(dynamic=True)  # its own call, so that names of weights and wrappers stay as they are
+        encoder.compile(dynamic=True)  # wraps the call only, so that names of weights and wrappers stay as they are
     return model
 
 

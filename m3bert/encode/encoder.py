@@ -59,7 +59,7 @@ class GridEncoder:
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
-            It runs in eval mode; its own mode is restored afterwards.
+            It runs in eval mode; its mode is restored afterwards.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
         grid ([`Grid`]): Granularities. Their codes are for an evaluation: texts are encoded once, in float.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
@@ -213,13 +213,13 @@ class GridEncoder:
 
     @cached_property
     def encoded_grid(self) -> Grid:
-        """The sizes that are encoded: those of the grid, and all dims where a precision needs the quantizer."""
+        """The sizes that are encoded: the grid, and all dims where a precision needs the quantizer."""
         layers = {member.layer for member in self.grid if precision_of(member.code).learned}
         return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
 
     @property
     def looks_up(self) -> bool:
-        """Whether the embeddings are those of the static table alone: no layer runs, and there is nothing to pool."""
+        """Whether the static table alone gives the embeddings: no layer runs, and there is nothing to pool."""
         return self.encoded_grid.layers == [0] and 0 in Elasticity.of(unwrap_encoder(self.model).config).table
 
     def prompt_of(self, role: Role | None) -> str:

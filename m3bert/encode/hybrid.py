@@ -21,7 +21,7 @@ from .words import words
 CANDIDATES = 1000  # documents per query that each search gives
 BM25_WEIGHT = 0.5  # a round value; benchmarks/static_peers.py compares others
 RANK_CONSTANT = 60
-# Frequent words of English (those of Lucene): a query searches all others, if it has any.
+# Frequent words of English (from Lucene): a query searches all others, if it has any.
 STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
     "to was will with".split()
@@ -117,7 +117,7 @@ def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WE
 def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_CONSTANT) -> np.ndarray:
     """
     Fuse two searches by `1 / (constant + rank)` summed over both (reciprocal rank fusion). Documents with equal scores
-    share the last of their ranks. Arguments and result are those of [`fuse_scores`].
+    share the last of their ranks. Arguments and result as in [`fuse_scores`].
     """
     shares = [
         1 / (constant + np.stack([np.searchsorted(-scores, -scores, side="right") for scores in side.scores]))

@@ -31,7 +31,7 @@ WITHOUT_EFFECT = {
     *("gradient_checkpointing", "matryoshka_layers", "matryoshka_dims", "is_matryoshka", "matryoshka_dimensions"),
     *("output_layer", "output_dim", "converted_from", "fit", "source_auto_map"),
 }
-# Encoder -> state of its weights -> their digest, of the last call.
+# Encoder -> state of the weights -> digest, of the last call.
 _fingerprints: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str]] = WeakKeyDictionary()
 
 
@@ -43,8 +43,8 @@ def encoder_parts(
     without: tuple[str, ...] = (),
 ) -> dict[str, str]:
     """
-    Digests of an encoder: its `weights` with those of its projection, its `config` with its adapters, and its
-    `tokenizer`. That of the weights is computed again when a weight has changed.
+    Digests of an encoder: `weights`, with the projection, `config`, with adapters, and `tokenizer`. The weights are
+    hashed again after a change only.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder, with or without a head.
@@ -121,7 +121,7 @@ def tokenizer_values(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
     """A digest of all that token ids depend on, without padding and truncation, which every call sets. Also of a
-    [`tokenizers.Tokenizer`]; of a slow tokenizer, it is that of the files that it saves."""
+    [`tokenizers.Tokenizer`]; a slow tokenizer is known by the files that it saves."""
     if isinstance(tokenizer, PreTrainedTokenizerBase) and not tokenizer.is_fast:
         with tempfile.TemporaryDirectory() as folder:
             files = sorted(map(Path, tokenizer.save_pretrained(folder)))

@@ -1,7 +1,7 @@
 """
 The only module that knows about ranks.
 
-All objectives follow one rule. Each rank computes the losses of its own rows against the candidates of all ranks
+All objectives follow one rule. Each rank computes the losses of its rows against the candidates of all ranks
 ([`RankRows.gather`], which carries gradient) and averages them with [`RankRows.mean`]. Data parallelism then averages
 the gradients over ranks, which gives the gradient of one batch of all rows. Where memory is short, the candidates are
 passed around the ranks instead of gathered ([`Ring`]).
@@ -95,7 +95,7 @@ class RankRows:
 @dataclass(frozen=True)
 class Ring:
     """
-    The ranks in a ring: each sends its tensors to the next rank and receives those of the previous one, until every
+    The ranks in a ring: each sends tensors to the next rank and receives from the previous one, until every
     rank has seen the tensors of all (after Inf-CL, [2410.17243](https://huggingface.co/papers/2410.17243), and ring
     attention, [2310.01889](https://huggingface.co/papers/2310.01889)). All ranks must make the same calls in the same
     order.
@@ -125,7 +125,7 @@ class Ring:
         return received
 
     def _pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int) -> Callable[[], list[torch.Tensor]]:
-        """Start to send tensors to the next rank. The result waits for those of the previous rank, and returns them.
+        """Start to send tensors to the next rank. The result waits for the previous rank's tensors.
         Transfers at the same time need different channels."""
         ranks = len(self.counts)
         following, previous = (self.rank + 1) % ranks, (self.rank - 1) % ranks
@@ -165,7 +165,7 @@ def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on a device whose tensors the ranks can exchange: NCCL takes those of a GPU only."""
+    """The tensor on a device whose tensors the ranks can exchange: NCCL takes a GPU's tensors only."""
     if f"{tensor.device.type}:" in distributed.get_backend_config():
         return tensor
     return tensor.to(torch.accelerator.current_accelerator())

@@ -84,6 +84,6 @@ def rerank(
 
 
 def products_share(documents: int, dims: tuple[int, int], size: int) -> float:
-    """Multiplications of a two-stage search, as a share of those of an exact search at the dim of the second stage."""
+    """Multiplications of a two-stage search, as a share of an exact search at the dim of the second stage."""
     first, second = dims
     return (documents * first + size * second) / (documents * second)

@@ -160,8 +160,8 @@ def cheapest_search(
 def deployments(results: GridResults, tasks: Iterable[str], documents: int, tolerance: float) -> list[Choice]:
     """
     Everything that can be chosen: every granularity, with the search of [`cheapest_search`]; and, if they were
-    measured on all tasks, every exact search with asymmetric encoders, and every rescored search in a precision. The
-    arguments are those of [`choose`], with the number of `documents` of the budget.
+    measured on all tasks, every exact search with asymmetric encoders, and every rescored search in a precision.
+    Arguments as for [`choose`], with the `documents` of the budget.
     """
     tasks, latency = list(tasks), results.latency
 

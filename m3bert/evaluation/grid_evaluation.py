@@ -118,7 +118,7 @@ def evaluate_grid(
         encoder ([`GridEncoder`]): Encoder and grid.
         tasks (`Iterable[Task | AbsTask]`): Tasks, for example from [`find_tasks`]; with the extra `mteb` also from
             `mteb.get_tasks`, which MTEB scores by its protocol. Their task types are `mteb_retrieval`,
-            `mteb_classification`, ..., and their scores are those of their main metric.
+            `mteb_classification`, ..., and only their main metric is scored.
         data (`Path`, *optional*): Folder of local data sets. Data that is not there is read from the Hub.
         folder (`Path`, *optional*): Folder for memory-mapped embeddings, for collections larger than memory and for
             runs that can be resumed. `None` keeps the embeddings of one task at a time in memory.

@@ -160,7 +160,7 @@ def search_milliseconds(
         return lambda: index.search(vectors[:1], 10)
 
     def reorder(dim: int, length: int) -> Callable[[], object]:
-        # Rows spread over the whole collection, like those of a real shortlist.
+        # Rows spread over the whole collection, as in a real shortlist.
         shortlist = torch.linspace(0, len(vectors) - 1, length).long().unsqueeze(0).numpy()
         query, narrowed = truncate(vectors[:1], dim), truncate(vectors, dim)
         return lambda: rerank(query, narrowed, shortlist, [length])

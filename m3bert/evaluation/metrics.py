@@ -1,4 +1,4 @@
-"""The metrics of the evaluators, and those of the library `evaluate` for a trainer."""
+"""The metrics of the evaluators, and metrics of the library `evaluate` for a trainer."""
 
 from __future__ import annotations
 

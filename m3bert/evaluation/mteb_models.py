@@ -35,7 +35,7 @@ from ..utils.hashing import fingerprint_of, key_of
 from .results import GridResults, Score
 
 
-# Precision -> MTEB's name of it. MTEB has no names for those of QAMA.
+# Precision -> MTEB's name of it. MTEB has no names for QAMA's.
 MTEB_PRECISIONS = {
     FLOAT: OutputDType.FLOAT32,
     "float16": OutputDType.FLOAT16,
@@ -73,8 +73,8 @@ class EncodeOnce:
 class GranularityModel(AbsEncoder):
     """
     One granularity of a model as a model for MTEB, from [`mteb_models`]. With a precision, it gives the numbers that
-    an index compares, see [`Coder.documents`] and [`Coder.queries`]. Ranges of `int8` and `int4` are those of the
-    texts of one call.
+    an index compares, see [`Coder.documents`] and [`Coder.queries`]. Ranges of `int8` and `int4` are
+    fitted to the texts of one call.
     """
 
     def __init__(self, encode_once: EncodeOnce, granularity: Granularity, meta: ModelMeta) -> None:

@@ -132,7 +132,7 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
     documents or queries that are not there are counted in a warning. Without a score (no column, an empty cell, NaN),
     a judgement says "relevant". What is listed several times counts once, and must say the same each time. A query
-    that is a document, with the same id and words, is left out of its own ranking (as in BEIR), unless that document
+    that is a document, with the same id and words, is left out of its ranking (as in BEIR), unless that document
     is judged relevant.
     """
     corpus = [

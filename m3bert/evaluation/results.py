@@ -332,7 +332,7 @@ class GridResults:
         return [task_type for task_type in self.task_types() if task_type != "geometry"]
 
     def main_metric(self, task_type: str) -> str:
-        """The main metric of a task type; of a type of MTEB, those of its tasks."""
+        """The main metric of a task type; a type of MTEB may have several."""
         metrics = (score.metric for score in self.scores if score.task_type == task_type and score.main)
         return ", ".join(dict.fromkeys(metrics))
 

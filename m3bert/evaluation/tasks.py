@@ -16,7 +16,7 @@ class HubData:
 
     Args:
         path (`str`): Id of the data set.
-        config (`str`, *optional*): Configuration of the data set; of a collection, that of its relevance judgements.
+        config (`str`, *optional*): Configuration of the data set; of a collection, of its relevance judgements.
         columns (`dict[str, str]`, *optional*): Column of the task -> column on the Hub, if the names differ.
         labels (`dict`, *optional*): Label on the Hub -> label of the task. Rows with other labels are left out. Empty
             keeps all rows.
@@ -173,7 +173,7 @@ STS_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "sts
 CLASSIFICATION_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "classification")
 LOCAL_RETRIEVAL = ("cranfield", "cisi", "npl", "msmarco-mini")
 GROUPS: dict[str, tuple[str, ...]] = {
-    # The data sets of the MIPIC, MIC and IBKD papers; small collections replace those of m3BERT and QAMA.
+    # The data sets of the MIPIC, MIC and IBKD papers; small collections replace m3BERT's and QAMA's.
     "paper": (*STS_NAMES, *CLASSIFICATION_NAMES, "mrpc", "wic", "scitail", *LOCAL_RETRIEVAL, "stsb-geometry"),
     "sts": STS_NAMES,
     "classification": CLASSIFICATION_NAMES,

@@ -185,7 +185,7 @@ class Engine(ABC):
 
     @abstractmethod
     def truncate(self, first: int) -> None:
-        """Remove the documents with this key and higher ones, such as those of an interrupted addition. With 0,
+        """Remove the documents with this key and higher ones, as after an interrupted addition. With 0,
         everything is made anew."""
 
     @abstractmethod

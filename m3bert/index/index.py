@@ -277,7 +277,7 @@ class Index:
         _write(self.folder, self.manifest)
 
     def _add(self, rows: Rows, survey: Survey, verbose: bool, **changes: object) -> None:
-        """Store documents behind those of the index, and let them and other changes take place."""
+        """Append documents, and let them and other changes take place."""
         with tqdm(desc="Indexing", total=survey.total, disable=not verbose, leave=False) as bar:
             self.engine.add(self._batches(rows, survey, bar))
         self._commit(next_key=rows.first + survey.total, documents=survey.digest, **changes)

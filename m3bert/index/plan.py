@@ -33,7 +33,7 @@ class Plan:
 
     Args:
         documents ([`Granularity`]): Granularity of the documents, with their precision. Queries have its dim, too.
-        query_layer (`int`, *optional*): Layer of the queries. Default: that of the documents.
+        query_layer (`int`, *optional*): Layer of the queries. Default: as the documents.
         first_dim (`int`, *optional*): Dim of the first stage of a two-stage search in float32.
         rescore (`str`, *optional*): Precision that rescores the shortlist, or `codes` for the searched codes, decoded.
         shortlist (`int`, *optional*): Length of the shortlist; needed with `first_dim` or `rescore`.

@@ -20,7 +20,7 @@ def replacing(file: Path, *, mark: str = "draft") -> Iterator[Path]:
     Args:
         file (`Path`): The file to write. Its folder must be there.
         mark (`str`, *optional*, defaults to `"draft"`): Last part of the name to write to. Where several processes
-            may write the same file, each needs its own.
+            may write the same file, each needs another.
     """
     draft = file.with_name(f"{file.name}.{mark}")
     try:
@@ -40,7 +40,7 @@ def replace_text(file: Path, text: str) -> None:
 @contextmanager
 def replacing_files(folder: Path, *, last: str = "config.json", stale: Sequence[str] = ()) -> Iterator[Path]:
     """
-    A folder to write to. When the block ends, its files replace those of `folder`, where others stay; if it fails,
+    A folder to write to. When the block ends, its files replace files of `folder`, where others stay; if it fails,
     nothing changes there. A process that is killed in between leaves a folder without the file `last`, which is
     removed first and put back last.
 
@@ -82,7 +82,7 @@ def remove_files(folder: str | Path, files: Sequence[str]) -> None:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Re-raise errors of writing as an OSError that names `what`, also those of PyTorch and of libraries in Rust."""
+    """Re-raise errors of writing as an OSError that names `what`, also from PyTorch and libraries in Rust."""
     try:
         yield
     except Exception as error:

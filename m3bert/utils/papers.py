@@ -1,4 +1,4 @@
-"""What an objective says of itself, and the papers that it implements, as model cards cite them."""
+"""The identity of an objective, and the papers that it implements, as model cards cite them."""
 
 from __future__ import annotations
 

@@ -106,14 +106,9 @@ def test_the_attention_that_was_asked_for_computes(tiny_masked_lm, name, monkeyp
 @pytest.mark.parametrize(
     ("name", "flash"),
     [
-        ("eager", False),
-        ("sdpa", False),
-        ("flex_attention", False),
-        ("flash_attention_2", True),
-        ("flash_attention_3", True),
-        ("flash_attention_4", True),
-        ("kernels-community/flash-attn2", True),
-        ("kernels-community/vllm-flash-attn3", True),
+        *((name, False) for name in ("eager", "sdpa", "flex_attention")),
+        *((f"flash_attention_{version}", True) for version in (2, 3, 4)),
+        *((f"kernels-community/{name}", True) for name in ("flash-attn2", "vllm-flash-attn3")),
     ],
 )
 def test_flash_attention_reads_one_row_and_refuses_float32(name, flash, tmp_path, monkeypatch):

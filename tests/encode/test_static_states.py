@@ -13,13 +13,7 @@ from m3bert.encode.batch import PassCost
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Contrastive, Grid, NestedModel, nested_states
 from tests.conftest import padded_batch, tiny_config
-from tests.encode.test_batch import (
-    assert_same_step,
-    attention_of_flattened_texts,
-    columns,
-    encoder_calls,
-    plain,
-)
+from tests.encode.test_batch import assert_same_step, attention_of_flattened_texts, columns, encoder_calls, plain
 from tests.encode.test_packed_rows import documents, packed_batch
 from tests.modeling_m3bert.static_models import give_table, with_table
 

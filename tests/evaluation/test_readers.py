@@ -25,11 +25,7 @@ def test_a_task_without_data_says_where_it_was_looked_for(data):
 
 HUB = {
     "allenai/scitail": {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["entails", "neutral"]},
-    "stanfordnlp/snli": {
-        "premise": ["a", "b", "c", "d"],
-        "hypothesis": ["e", "f", "g", "h"],
-        "label": [0, 1, 2, -1],
-    },
+    "stanfordnlp/snli": {"premise": ["a", "b", "c", "d"], "hypothesis": ["e", "f", "g", "h"], "label": [0, 1, 2, -1]},
     "mteb/scifact": {
         "corpus": {"_id": ["4", "5"], "title": ["T", ""], "text": ["x", "y"]},
         "queries": {"_id": ["1", "2"], "text": ["q", "r"]},

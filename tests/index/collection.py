@@ -129,11 +129,7 @@ def final_scores(layout: Layout, collection: Collection) -> np.ndarray:
 
 
 def check_exact(
-    layout: Layout,
-    collection: Collection,
-    hits: list[list[Hit]],
-    k: int,
-    remaining: Sequence[int] | None = None,
+    layout: Layout, collection: Collection, hits: list[list[Hit]], k: int, remaining: Sequence[int] | None = None
 ) -> None:
     """
     Check the result of an exact search of the rows `kept` (keys are rows). Documents with equal scores may come in any

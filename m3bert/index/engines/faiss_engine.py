@@ -34,7 +34,7 @@ class FaissEngine(Engine):
     the documents.
 
     A search maps the file into memory; a change reads it, and writes it anew. Deleting fills the index again from the
-    vectors of the store: faiss cannot remove from a graph or an `IndexRefine`. Clusters stay those of the first build.
+    vectors of the store: faiss cannot remove from a graph or an `IndexRefine`. Clusters stay as first built.
     With a filter, and while a change takes place, the documents that pass are compared one by one, for every kind.
     """
 
@@ -160,7 +160,7 @@ class FaissEngine(Engine):
         return self._faiss.vector_to_array(index.id_map)
 
     def _empty(self, keys: np.ndarray) -> Faiss:
-        """An index without documents, which is made for those of some keys."""
+        """An index without documents, made for the documents of some keys."""
         layout, faiss = self.layout, self._faiss
         if layout.kind == "ivf":
             index = self._clusters(keys)

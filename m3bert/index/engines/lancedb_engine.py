@@ -145,7 +145,7 @@ class LanceDBEngine(Engine):
         }
 
     def _tidy(self) -> None:
-        """Let the index take up new rows, join small files, and delete those of older versions."""
+        """Let the index take up new rows, join small files, and delete older versions."""
         with catch_warnings():
             simplefilter("ignore", UserWarning)  # that nobody can search an older version any more
             self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
