@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
-from ..encode.codes import CODES, bytes_per_vector
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import PRECISIONS, bytes_per_vector
 from ..evaluation.results import GridResults
 from ..modeling.configuration_elastic import legal_dims, legal_layers
 from ..utils import papers
@@ -106,7 +106,7 @@ def merged_card(
     """A card from a template with these variables and metadata, merged with an existing one; see [`render_card`]."""
     name = repo_id.split("/")[-1]
     known = {"name": name, "repo": repo_id, "in_words": in_words, "qama": papers.QAMA}
-    known |= {"all_codes": CODES.values(), "bytes_per_vector": bytes_per_vector}
+    known |= {"all_codes": PRECISIONS.values(), "bytes_per_vector": bytes_per_vector}
     sections = generated(tables.render(template, **known, **values))
     given = {key: value for key, value in described.items() if value}
     if results is not None and (scores := evaluations(results)):
@@ -290,7 +290,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "costs": costs(config, [Granularity(layer, shown.dims_of(layer)[-1]) for layer in shown.layers]),
         "dims": shown.dims,
         "tokens": tokens_counted(config),
-        "codes": [CODES[name] for name in CODES_SHOWN],
+        "codes": [PRECISIONS[name] for name in CODES_SHOWN],
         "origin": origin(source),
         "legal_layers": [layer for layer in legal_layers(config) if layer <= full.layer] if legal else [],
         "legal_dims": [dim for dim in legal_dims(config) if dim <= full.dim] if legal else [],
@@ -298,5 +298,5 @@ def context(source: CardSource) -> dict[str, Any]:
         "unscored_types": [title for kind, title in TITLES.items() if kind != "geometry" and title not in scored],
         "unscored": [str(g) for g in checkpoint.grid if g not in [*measured]] if results else [],
         "unscored_codes": [code for code in CODES_SHOWN if code not in measured.codes],
-        "learned_scored": any(CODES[code].learned for code in measured.codes),
+        "learned_scored": any(PRECISIONS[code].learned for code in measured.codes),
     }

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
-from ..encode.codes import bytes_per_vector
 from ..encode.granularity import Granularity
+from ..encode.precisions import bytes_per_vector
 from ..evaluation.results import GridResults
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT
 from ..encode.states import max_positions
 from ..modeling.configuration_elastic import Elasticity, cut_config
 from ..modeling.modeling_elastic import Exit, static_vectors

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import FLOAT
 from ..evaluation.results import GridResults
 from ..utils.extras import require_extra
 from .choices import Headline
@@ -160,12 +160,12 @@ def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
     layer for both sides."""
     dim = max(search.dim for search in results.asymmetric_searches)
     searches = [search for search in results.asymmetric_searches if search.dim == dim]
-    layers = sorted({search.query_layer for search in searches})
+    layers = sorted({search.query_layer or 0 for search in searches})
     panels = {}
     for task in dict.fromkeys(search.task for search in searches):
         quality = results.quality([task])
         values = {(layer, layer): quality[Granularity(layer, dim)] for layer in layers}
-        values |= {(s.query_layer, s.document_layer): s.value for s in searches if s.task == task}
+        values |= {(s.query_layer or 0, s.document_layer): s.value for s in searches if s.task == task}
         cells = [[100 * values.get((query, document), math.nan) for document in layers] for query in layers]
         panels[f"{task}: {results.main_metric('retrieval')} (%), {dim} dims"] = np.array(cells)
     draw_heat_maps(panels, layers, layers, ("query layer", "document layer"), file)

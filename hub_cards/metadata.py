@@ -7,8 +7,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT
 from ..evaluation.results import GridResults
 from ..evaluation.tasks import TASKS
 from .tables import dataset_of, title_of

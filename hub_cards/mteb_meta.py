@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..encode.codes import FLOAT
+from ..encode.precisions import FLOAT
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
 from ..utils.extras import require_extra
@@ -57,7 +57,7 @@ def mteb_meta(folder: Path, repo_id: str, revision: str | None = None) -> Any:
     languages = require_extra("mteb.languages.iso_mappings", "mteb", "A ModelMeta")._hf_langs_to_iso_lang_scripts
     types = require_extra("mteb.types", "mteb", "A ModelMeta")
     library = require_extra("sentence_transformers", "mteb", "A ModelMeta")
-    from ..evaluation.mteb_models import PRECISIONS
+    from ..evaluation.mteb_models import MTEB_PRECISIONS
 
     checkpoint = None if (folder / ROUTER_FILE).is_file() else Checkpoint(folder)
     if checkpoint is not None and checkpoint.head != "AutoModel":  # sentence-transformers would drop the head
@@ -102,7 +102,7 @@ def mteb_meta(folder: Path, repo_id: str, revision: str | None = None) -> Any:
         use_instructions=any(model.prompts.values()),
         training_datasets=None,
         adapted_from=card.get("base_model"),
-        output_dtypes=[name for code, name in PRECISIONS.items() if code == FLOAT or code in measured],
+        output_dtypes=[name for code, name in MTEB_PRECISIONS.items() if code == FLOAT or code in measured],
     )
 
 

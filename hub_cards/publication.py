@@ -16,8 +16,8 @@ from huggingface_hub import CommitInfo, ModelCard, get_token
 from huggingface_hub.utils import validate_repo_id
 from transformers import TorchAoConfig
 
-from ..encode.codes import CODES
 from ..encode.granularity import Granularity
+from ..encode.precisions import PRECISIONS
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
 from ..modeling.files_elastic import EXTRAS_FOLDER
@@ -169,7 +169,7 @@ def _lay_out_encoder(
             lost = {*checkpoint.depths.aligned} - {full.layer}
         results = results_of(checkpoint, results, repo_id).within(full, lost)
         if loses_quantizer:
-            results = results.only(g for g in results.granularities if not CODES[g.code].learned)
+            results = results.only(g for g in results.granularities if not PRECISIONS[g.code].learned)
     if is_native:
         export_native(checkpoint, folder, options.granularity)
     else:
@@ -327,7 +327,7 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
                 raise ValueError(
                     f"The results were measured with {name}={used!r}; the checkpoint is published with {known!r}."
                 )
-    learned = [code for code in results.granularities.codes if CODES[code].learned]
+    learned = [code for code in results.granularities.codes if PRECISIONS[code].learned]
     own = checkpoint.quantizer.fingerprint if learned and checkpoint.quantizer is not None else None
     if learned and results.settings.get("quantizer") != own:
         raise ValueError(

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ..encode.codes import CODES, FLOAT, bytes_per_vector
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT, PRECISIONS, bytes_per_vector
 from ..evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
 from ..evaluation.tasks import TASKS
 
@@ -154,7 +154,7 @@ def rescored_table(results: GridResults, size: Granularity) -> str:
     rows = []
     for name, group in groups.items():
         quality, rescored = results.quality(group), results.rescored_quality(group)
-        for code in (code for code in CODES if code in codes):
+        for code in (code for code in PRECISIONS if code in codes):
             g = replace(size, code=code)
             found = [(quality.get(g), bytes_per_vector(code, g.dim))]
             found += [(rescored.get((g, by, shortlist)), rescored_bytes(g, by)) for by in shown]
@@ -193,7 +193,7 @@ def asymmetric_table(results: GridResults, dim: int) -> str:
     and at the layer of the query, and ms per query if latency was measured. In the last row these are one search."""
     searches, latency = [search for search in results.asymmetric_searches if search.dim == dim], results.latency
     last = max(search.document_layer for search in searches)
-    values = {(search.task, search.query_layer): search.value for search in searches if search.document_layer == last}
+    values = {(s.task, s.query_layer or 0): s.value for s in searches if s.document_layer == last}
     same = {task: results.quality([task]) for task, _ in values}
     rows = []
     for g in (Granularity(layer, dim) for layer in sorted({layer for _, layer in values} | {last})):
@@ -217,7 +217,7 @@ def hybrid_table(results: GridResults) -> str:
     full = max((Granularity(s.document_layer or 0, s.dim) for s in searches if s.dim), key=lambda g: g.dim)
     values: dict[tuple[int | None, str | None], list[float]] = {}
     for search in searches:
-        if search.dim in (full.dim, None):
+        if search.dim in (full.dim, 0):
             values.setdefault((search.query_layer, search.fusion), []).append(search.value)
     tasks = {search.task for search in searches}
     alone = {layer: value for (g, layer), value in results.asymmetric_quality(tasks).items() if g == full}

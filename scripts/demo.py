@@ -25,10 +25,10 @@ from huggingface_hub.utils import validate_repo_id
 from packaging.requirements import Requirement
 
 from ..data.stdlib_docs import split_by_module, stdlib_pairs
-from ..encode.codes import CODES, FLOAT
 from ..encode.coding import PackedIndex
 from ..encode.encoder import default_grid
 from ..encode.granularity import is_elastic
+from ..encode.precisions import FLOAT, PRECISIONS
 from ..encode.states import unwrap_encoder
 from ..evaluation import GridEmbeddings, GridEncoder
 from ..evaluation.latency import milliseconds_in_turn
@@ -208,8 +208,8 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
                 names = [(in_words(each, full.layer), each) for each in layers]
                 layer = gr.Radio(names, value=layers[0 if exits else len(layers) // 2], label="Layers of the question")
                 dim = gr.Radio(encoder.grid.dims, value=full.dim, label="Dims: the leading numbers of each vector")
-                codes = [each for each in CODES.values() if encoder.quantizer is not None or not each.learned]
-                stored = [(f"{each.name}: {each.words}", each.name) for each in codes]
+                codes = [its for its in PRECISIONS.values() if encoder.quantizer is not None or not its.learned]
+                stored = [(f"{its.name}: {its.words}", its.name) for its in codes]
                 code = gr.Radio(stored, value="int8", label="Precision of the document vectors")
             with gr.Column(scale=5, min_width=320):
                 lists, figure = gr.HTML(elem_classes="found"), gr.HTML()

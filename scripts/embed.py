@@ -59,7 +59,7 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Any) -
     """Embed the texts of all files: arrays by all processes together, the others by the first one."""
     import torch
 
-    from ..data.collators import joined_text, separator_for
+    from ..data.collators import joined_texts, separator_for
     from ..data.dataset_checks import require_columns
     from ..data.files import load_files
     from ..evaluation.bulk import GridEmbedder
@@ -75,7 +75,7 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Any) -
         raise ValueError(f"--normalize needs a grid with one dim per layer; this grid is {grid}.")
     if options.format == "npy":
         separator = separator_for([options.text_column], embedder.encoder.tokenizer)
-        texts = [joined_text(row, options.text_column, separator) for row in dataset]
+        texts = [*joined_texts(dataset, options.text_column, separator)]
         embedder.encoder.encode(texts, role=role, folder=folder, description="Embedding")
     elif state.is_main_process:
         embedded = dataset.map(embedder, batched=True, batch_size=ROWS_AT_ONCE, load_from_cache_file=False)

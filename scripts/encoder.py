@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import evaluation
-from ..encode.codes import CODES
 from ..encode.device import ComputeArguments
 from ..encode.granularity import Grid
+from ..encode.precisions import PRECISIONS
 from ..models.repository import naming
 from ..utils.columns import Role
 from ..utils.help_texts import option
@@ -27,7 +27,7 @@ class EncoderArguments(ComputeArguments):
         None,
         "Layers x dims (4,12x64,768), or a list of granularities (4x64,12x768). Default: all layers x 16, "
         "32, 64, ... and the hidden size. An evaluation also takes codes of stored embeddings: "
-        "6x384@float32,int8,qama-2 or 6x64@int8,6x384@binary; legal values: " + ", ".join(CODES) + ".",
+        "6x384@float32,int8,qama-2 or 6x64@int8,6x384@binary; legal values: " + ", ".join(PRECISIONS) + ".",
     )
     pooling: str | None = option(None, "mean, cls (the first token) or lasttoken. Default: as published, else mean.")
     batch_size: int = option(64, "Texts of 128 tokens per batch; more of shorter ones.")

@@ -174,9 +174,8 @@ def main(arguments: list[str]) -> None:
         unfinished = unfinished_file(encoder, encoding, options)
         results = evaluation.evaluate_grid(
             encoder,
-            tasks,
+            [*tasks, *mteb_tasks],
             local_data(),
-            mteb_tasks=mteb_tasks,
             folder=Path(options.embeddings_dir) if options.embeddings_dir else None,
             two_stages=options.two_stages,
             asymmetric=options.asymmetric,

@@ -147,12 +147,13 @@ def streams_of(files: Sequence[str], *columns: str) -> dict[str, Any]:
     return streams
 
 
-def joined_texts(rows: Iterable[Mapping[str, Any]], column: str, tokenizer: Any) -> Iterator[str]:
+def texts_in(rows: Iterable[Mapping[str, Any]], column: str, tokenizer: Any) -> Iterator[str]:
     """The texts of rows in a text column, as an encoder with this tokenizer reads them; a missing one is empty."""
-    from ..data.collators import joined_text, separator_for
+    from ..data.collators import joined_texts, separator_for
 
     separator = separator_for([column], tokenizer)
-    return (joined_text({name: its or "" for name, its in row.items()}, column, separator) for row in rows)
+    whole = ({name: value or "" for name, value in row.items()} for row in rows)
+    return joined_texts(whole, column, separator)
 
 
 def fit_to_files(
@@ -164,7 +165,7 @@ def fit_to_files(
     from ..encode.device import place
     from ..exits.fit import fit_exits
 
-    texts_of = partial(joined_texts, column=options.text_column, tokenizer=tokenizer)
+    texts_of = partial(texts_in, column=options.text_column, tokenizer=tokenizer)
     compute, kept = compute_of(options), model.dtype
     named: Any = {}
     for file, dataset in datasets.items():

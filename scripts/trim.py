@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ..models.repository import naming
 from ..utils.durable import replacing_files
 from .command import MODEL_FILES, argument_parser, next_step, writing_to
-from .fit import joined_texts, streams_of
+from .fit import streams_of, texts_in
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def texts_of(files: Sequence[str], options: Namespace) -> Texts:
 
         with naming(options.source):
             tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
-    return lambda: joined_texts(chain(*streams.values()), options.text_column, tokenizer)
+    return lambda: texts_in(chain(*streams.values()), options.text_column, tokenizer)
 
 
 def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:

@@ -32,7 +32,7 @@ from benchmarks.reproduction.study import Run, add_results
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.encode.coding import code_vectors
+from m3bert.encode.coding import vectors_in_precision
 from m3bert.encode.search import exact_search, rerank
 from m3bert.evaluation.evaluators import Retrieval
 from m3bert.evaluation.metrics import ranking_scores
@@ -135,11 +135,11 @@ def score(
     }
     for dim in DIMS:
         kept = {name: truncate(side, dim) for name, side in vectors.items()}
-        exact = code_vectors(kept, ["documents"], Granularity(DEPTH, dim, "int8"))
+        exact = vectors_in_precision(kept, ["documents"], Granularity(DEPTH, dim, "int8"))
         for code in codes:
             g = Granularity(DEPTH, dim, code)
-            coded = code_vectors(vectors, ["documents"], g, quantizer)
-            floats = code_vectors(vectors, ["documents"], g, quantizer, float_queries=True)
+            coded = vectors_in_precision(vectors, ["documents"], g, quantizer)
+            floats = vectors_in_precision(vectors, ["documents"], g, quantizer, float_queries=True)
             ranked = exact_search(coded["queries"], coded["documents"], SHORTLIST)
             found[""][g] = ndcg(evaluator, ranked)
             found["asymmetric"][g] = ndcg(evaluator, exact_search(floats["queries"], floats["documents"], 10))
@@ -158,7 +158,7 @@ def agreement(vectors: Vectors, codes: Sequence[str], quantizer: M3BertQuantizer
     exact = exact_search(sides["queries"], sides["documents"], 11)
     found = {}
     for g in (Granularity(DEPTH, dim, code) for code in codes for dim in DIMS):
-        coded = code_vectors(sides, ["documents"], g, quantizer)
+        coded = vectors_in_precision(sides, ["documents"], g, quantizer)
         ranked = exact_search(coded["queries"], coded["documents"], 11)
         found[g] = mean(
             len(others(row, ours) & others(row, its)) / 10
@@ -192,7 +192,8 @@ def scalar_codes(evaluator: Retrieval, vectors: Vectors) -> dict[Granularity, fl
     for code, dims in sizes.items():
         for dim in dims:
             g = Granularity(DEPTH, dim, code)
-            coded = code_vectors({name: truncate(side, dim) for name, side in vectors.items()}, ["documents"], g)
+            prefixes = {name: truncate(side, dim) for name, side in vectors.items()}
+            coded = vectors_in_precision(prefixes, ["documents"], g)
             found[g] = ndcg(evaluator, exact_search(coded["queries"], coded["documents"], 10))
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.training_data import STS_TESTS
 from m3bert.commands.quickstart import STAGES
-from m3bert.encode.codes import bytes_per_vector
+from m3bert.encode.precisions import bytes_per_vector
 from m3bert.hub_cards.tables import markdown, percent, share
 from m3bert.trainers import Granularity
 

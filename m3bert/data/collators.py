@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain, tee
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
 
 
-def _numbers(value: Any, column: str) -> Any:
+Row = Mapping[str, Any]
+
+
+def _numbers(value: str | float | list[float], column: str) -> float | list[float]:
     """The number or the list of numbers of a row: of a file, it is a text. ValueError if it is none."""
     if not isinstance(value, str):
         return value
@@ -42,35 +46,48 @@ def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
     return tokenizer.sep_token if joined else ""
 
 
-def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
-    """The text of a row in a text column, with its fields joined. Fields that are empty or `None` are left out.
-    ValueError if the row lacks a field, or the field is not text."""
+def joined_texts(
+    rows: Iterable[Row], column: str, separator: str, place: Callable[[int], str] = lambda number: ""
+) -> Iterator[str]:
+    """
+    The texts of rows in a text column, with their fields joined. Fields that are empty or `None` are left out.
+
+    Args:
+        rows (`Iterable[Mapping]`): Rows.
+        column (`str`): Text column; `"title+text"` joins two fields.
+        separator (`str`): Text between joined fields, see [`separator_for`].
+        place (`Callable[[int], str]`, *optional*): Says where a row is, by its number from 0, for the message.
+
+    Raises:
+        ValueError: if a row lacks a field, or the field is not text.
+    """
     fields = fields_of(column)
-    for field in fields:
-        value = row.get(field)
-        if not (isinstance(value, str) or (value is None and field in row and len(fields) > 1)):
-            raise ValueError(f"Column {field!r} of a row is not text: {value!r}; the row has {', '.join(row)}.")
-    return f" {separator} ".join(row[field] for field in fields if row[field])
+    glue, alone = f" {separator} ", len(fields) == 1
+    for number, row in enumerate(rows):
+        for field in fields:
+            value = row.get(field)
+            if not (isinstance(value, str) or (value is None and field in row and not alone)):
+                raise ValueError(
+                    f"{place(number)}Column {field!r} of a row is not text: {value!r}; the row has {', '.join(row)}."
+                )
+        yield glue.join(row[field] for field in fields if row[field])
 
 
 class TextColumnsCollator:
     """
-    Tokenises text columns. Each column becomes a batch of token ids under its own name, with `text_ids`: one number
+    Tokenises text columns. Each column becomes a batch of token ids under its name, with `text_ids`: one number
     per text, which is the same for equal token ids without the prompt, on every rank and in every run.
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
-        columns (`Sequence[str]`): Text columns, in the order that the objective expects. `"title+text"` joins two
-            fields with the separator; fields that are empty or `None` are left out.
+        columns (`Sequence[str]`): Text columns, in the order that the objective expects; see [`joined_texts`].
         max_length (`int`): Maximum length of a text in tokens; longer texts are truncated.
         separator (`str`, *optional*): Text between joined fields. Default: the tokenizer's separator token.
-        views (`int`, *optional*, defaults to 1): Number of copies of each column, with separate names. Two copies give
-            two dropout views of each text.
-        teacher ([`TeacherEmbeddings`], *optional*): Embeddings of a teacher, which are added to each column as
-            `teacher`. They are looked up by the texts without prompts.
+        views (`int`, *optional*, defaults to 1): Number of copies of each column, for as many dropout views.
+        teacher ([`TeacherEmbeddings`], *optional*): Embeddings of the texts without prompts, added to each column as
+            `teacher`.
         prompts (`dict[str, str]`, *optional*): Column -> prompt before its texts.
-        max_lengths (`dict[str, int]`, *optional*): Column -> maximum length of its texts in tokens, with the prompt.
-            Default: `max_length`.
+        max_lengths (`dict[str, int]`, *optional*): Column -> `max_length` of its texts, with the prompt.
         label (`str`, *optional*): Column with numbers, or lists of as many numbers, which become `labels`.
 
     Raises:
@@ -103,14 +120,16 @@ class TextColumnsCollator:
         fields = [field for column in self.columns for field in fields_of(column)]
         return tuple(dict.fromkeys([*fields, *([self.label] if self.label else [])]))
 
-    def texts(self, dataset: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    def texts(self, dataset: Iterable[Row]) -> Iterator[str]:
         """All texts of a dataset, without prompts. A stream is read once, from its start to its end."""
-        return (joined_text(row, column, self.separator) for row in dataset for column in self.columns)
+        readers = zip(tee(dataset, len(self.columns)), self.columns, strict=True)
+        texts = (joined_texts(rows, column, self.separator) for rows, column in readers)
+        return chain.from_iterable(zip(*texts, strict=True))
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for column in self.columns:
-            texts = [joined_text(row, column, self.separator) for row in rows]
+            texts = [*joined_texts(rows, column, self.separator)]
             if not all(map(str.strip, texts)):
                 raise ValueError(f"Column {column!r} of a row has no text.")
             prompt, length = self.prompts.get(column, ""), self.max_lengths.get(column, self.max_length)
@@ -148,9 +167,9 @@ class ColumnsCollator:
         """The columns that all of them read, and so every dataset has."""
         return tuple(field for field in self.fields if all(field in each.fields for each in self.collators))
 
-    def of(self, found: Iterable[str]) -> TextColumnsCollator:
+    def of(self, columns: Iterable[str]) -> TextColumnsCollator:
         """The collator for rows with these columns: the one that reads the most of them, and no others."""
-        fitting = [each for each in self.collators if set(each.fields) <= set(found)]
+        fitting = [each for each in self.collators if set(each.fields) <= set(columns)]
         return max(fitting or self.collators, key=lambda each: len(each.fields))
 
     def texts(self, datasets: Iterable[Any]) -> Iterator[str]:
@@ -158,7 +177,7 @@ class ColumnsCollator:
         for dataset in datasets:
             yield from self.of(dataset.column_names or ()).texts(dataset)
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         return self.of(rows[0])(rows)
 
 
@@ -170,9 +189,8 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
     a row and 0 for padding, in place of a mask. Special tokens of every document are never predicted.
 
     Args:
-        key (`tuple[int, ...]`, *optional*): Which masks to draw: those of a batch depend only on it and on the batch.
-            They are then the same however many batches were drawn before, as in a run that was resumed. Default: from
-            torch's generator.
+        key (`tuple[int, ...]`, *optional*): Which masks to draw: they depend on it and on the batch alone, so that a
+            resumed run draws the same. Default: from torch's generator.
     """
 
     key: tuple[int, ...] | None = None
@@ -182,7 +200,7 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
         """The special tokens around every document."""
         return Frame.of(self.tokenizer)
 
-    def torch_call(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def torch_call(self, rows: Sequence[Row]) -> Row:
         if self.key is None:
             return self._masked(rows)
         drawn_for = [repr(self.key).encode(), *(np.asarray(row["input_ids"], np.int64).tobytes() for row in rows)]
@@ -190,7 +208,7 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
             torch.manual_seed(hash_of(b"".join(drawn_for), bits=56))
             return self._masked(rows)
 
-    def _masked(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _masked(self, rows: Sequence[Row]) -> Row:
         if DOCUMENT_LENGTHS not in rows[0]:
             return super().torch_call(rows)
         lengths = [row[DOCUMENT_LENGTHS] for row in rows]

@@ -24,6 +24,7 @@ from .formats import (
     FIRST_ROWS,
     TABLES,
     UNREADABLE,
+    Row,
     binary,
     columns_of,
     is_pattern,
@@ -113,7 +114,7 @@ class DataFiles(datasets.ArrowBasedBuilder):
                 yield (shard, block), pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _blocks(file: str) -> Iterator[dict[str, Any]]:
+def _blocks(file: str) -> Iterator[Row]:
     """Column -> values, of some rows of a file at a time."""
     if suffix_of(file) == ".parquet":
         with naming(file):
@@ -125,7 +126,7 @@ def _blocks(file: str) -> Iterator[dict[str, Any]]:
 
 
 def _types(file: str) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns of a file and the types of their values: of JSON those of each block of rows."""
+    """The columns of a file and the types of their values: for JSON, per block of rows."""
     if suffix_of(file) == ".parquet":
         with naming(file), binary(file) as content:
             schema = pq.read_schema(content)
@@ -137,7 +138,7 @@ def _types(file: str) -> Iterator[tuple[str, pa.DataType]]:
             yield from ((name, _type_of(values)) for name, values in block.items())
 
 
-def _type_of(values: Sequence[Any]) -> pa.DataType:
+def _type_of(values: Sequence[object]) -> pa.DataType:
     try:
         return pa.array(values).type
     except (pa.ArrowException, OverflowError):  # of several types, or beyond 64 bits
@@ -162,7 +163,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(map(text_of, values) if kind == TEXT else values, kind)
 
 
-def _streamed(files: Sequence[str], text: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+def _streamed(files: Sequence[str], text: Sequence[str] | None) -> Iterator[Row]:
     """The rows of files, which are shards of a stream."""
     for pattern in files:
         for file in DataFilesList.from_patterns([pattern]) if is_pattern(pattern) else [pattern]:
@@ -171,7 +172,7 @@ def _streamed(files: Sequence[str], text: Sequence[str] | None) -> Iterator[dict
                 columns |= dict.fromkeys(name for row in block for name in row)
                 for row in block:
                     values = ((name, row.get(name)) for name in columns)
-                    yield {name: text_of(its) if text is None or name in text else its for name, its in values}
+                    yield {name: text_of(value) if text is None or name in text else value for name, value in values}
 
 
 @contextmanager
@@ -188,13 +189,8 @@ def reading(what: str) -> Iterator[None]:
 
 
 def require_texts(dataset: Any, columns: Sequence[str]) -> None:
-    """
-    Check that every row of a dataset has a text in every text column, and for `"title+text"` in one of the fields,
-    before any work is done. A stream is checked while it is read.
-
-    Raises:
-        ValueError: as [`require_columns`], or if a text is missing or empty.
-    """
+    """Check that every row of a dataset has a text in every text column, for `"title+text"` in one of the fields. A
+    stream is checked while it is read. Raises as [`require_columns`], or a ValueError if a text is missing."""
     fields = list(dict.fromkeys(field for column in columns for field in fields_of(column)))
     require_columns(dataset, fields)
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
@@ -217,14 +213,9 @@ def tokenize_texts(
     max_length: int = 512,
 ) -> Any:
     """
-    Tokenise a text column: one row per text, with texts of more than `max_length` tokens truncated. A stream is
-    tokenised during training.
-
-    Returns:
-        The same kind of dataset, with the columns `input_ids`, `attention_mask`, `special_tokens_mask`.
-
-    Raises:
-        ValueError: if the dataset is empty or lacks the column.
+    Tokenise a text column: one row per text, truncated to `max_length` tokens, with the columns `input_ids`,
+    `attention_mask` and `special_tokens_mask`. A stream is tokenised during training. ValueError if the dataset is
+    empty or lacks the column.
     """
     require_columns(dataset, [column])
 

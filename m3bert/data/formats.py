@@ -27,6 +27,7 @@ from ..utils.columns import check_columns
 
 FORMATS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 TABLES = {".csv": ",", ".tsv": "\t"}  # suffix -> delimiter
+Row = dict[str, Any]
 NAMED_FILE = re.compile(r"(?P<name>[\w.-]+)=(?P<file>.+)")
 FIRST_ROWS = 1000
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -50,39 +51,39 @@ def is_pattern(file: str) -> bool:
 
 
 def suffix_of(file: str) -> str:
-    """The suffix of a file that says its format: that of `rows.csv.gz` is `.csv`."""
+    """The suffix of a file that says its format: `.csv` of `rows.csv.gz`."""
     return Path(file.removesuffix(".gz")).suffix
 
 
 def files_by_name(files: Sequence[str]) -> dict[str, list[str]]:
     """The files of several data sets, `["nli=a.csv", "nli=b.csv", "qa=c.csv"]`, grouped: name -> files. Empty if the
-    files have no names; a ValueError if only some have. A local file with a `=` in its own name has none before it."""
-    found: dict[str, list[str]] = {}
+    files have no names; a ValueError if only some have. The name of a local file is not split at its `=`."""
+    groups: dict[str, list[str]] = {}
     for file in files:
         if (match := NAMED_FILE.fullmatch(file)) and not Path(file).is_file():
-            found.setdefault(match["name"], []).append(match["file"])
-    if found and sum(map(len, found.values())) < len(files):
+            groups.setdefault(match["name"], []).append(match["file"])
+    if groups and sum(map(len, groups.values())) < len(files):
         raise ValueError(f"All files need a name, or none: {', '.join(files)} is both.")
-    return found
+    return groups
 
 
 def files_by_language(files: Sequence[str]) -> dict[str, list[str]]:
     """Files, or those in folders with one folder per language, grouped by the folder that they are in: language ->
     files, both in alphabetical order."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in files:
         inside = sorted(str(file) for file in Path(name).glob("*/*") if suffix_of(file.name) in FORMATS)
         if Path(name).is_dir() and not inside:
             raise ValueError(f"{name} has no files of text in folders: it must have one folder per language.")
         for file in inside or [name]:
-            found.setdefault(Path(file).absolute().parent.name, []).append(file)
-    return {language: sorted(found[language]) for language in sorted(found)}
+            groups.setdefault(Path(file).absolute().parent.name, []).append(file)
+    return {language: sorted(group) for language, group in sorted(groups.items())}
 
 
 def require_one_format(files: Sequence[str]) -> None:
     """Raise a ValueError unless all files have one of the [`FORMATS`], the same one."""
-    found = {suffix_of(file) for file in files}
-    if len(found) != 1 or not found <= {*FORMATS}:
+    suffixes = {suffix_of(file) for file in files}
+    if len(suffixes) != 1 or not suffixes <= {*FORMATS}:
         raise ValueError(
             f"{', '.join(files) or 'No file'} cannot be read: name files of one format, which is one of "
             f"{', '.join(FORMATS)}, also with .gz."
@@ -90,14 +91,14 @@ def require_one_format(files: Sequence[str]) -> None:
 
 
 def check_files(files: Sequence[str], columns: Iterable[str] = ()) -> list[str]:
-    """Look into the first rows of data files, before a model is loaded for them. URLs are not opened. Returns the
-    columns of the first file; none if only a library can tell them. ValueError if a file cannot be read, is empty or
-    lacks a column, or the formats are unknown or differ; OSError if a file does not exist."""
+    """The columns of the first of some data files, whose first rows are read before a model is loaded; none for URLs
+    and if only a library can tell them. ValueError if a file cannot be read, is empty or lacks a column, or the
+    formats are unknown or differ; OSError if a file does not exist."""
     require_one_format(files)
     every = [[] if is_url(file) or is_pattern(file) else columns_of(file) for file in files]
-    for file, found in zip(files, every, strict=True):
-        if found:
-            check_columns(found, columns, file)
+    for file, present in zip(files, every, strict=True):
+        if present:
+            check_columns(present, columns, file)
     return every[0]
 
 
@@ -113,7 +114,7 @@ def columns_of(file: str) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def rows_of(file: str, *, quoted: bool = True) -> Iterator[dict[str, Any]]:
+def rows_of(file: str, *, quoted: bool = True) -> Iterator[Row]:
     """
     The rows of a file, as it says: see the module. Cells that a row of a table lacks at its end are `None`; keys that
     an object of JSON lacks are not there.
@@ -146,7 +147,7 @@ def rows_of(file: str, *, quoted: bool = True) -> Iterator[dict[str, Any]]:
                     raise ValueError("it is empty")
 
 
-def parquet_columns(file: str) -> Iterator[dict[str, Any]]:
+def parquet_columns(file: str) -> Iterator[Row]:
     """Column -> values of some rows at a time, as pyarrow has them."""
     import pyarrow.parquet as pq
 
@@ -155,7 +156,7 @@ def parquet_columns(file: str) -> Iterator[dict[str, Any]]:
             yield dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
-def _table(lines: IO[str], suffix: str, quoted: bool = True) -> tuple[list[str], Iterator[dict[str, Any]]]:
+def _table(lines: IO[str], suffix: str, quoted: bool = True) -> tuple[list[str], Iterator[Row]]:
     """The header and the rows of a table. An empty line is no row."""
     csv.field_size_limit(2**31 - 1)  # the default refuses long texts
     quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
@@ -166,7 +167,7 @@ def _table(lines: IO[str], suffix: str, quoted: bool = True) -> tuple[list[str],
     if len({*header}) < len(header):
         raise ValueError(f"two columns have one name; its columns are {', '.join(header)}")
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows() -> Iterator[Row]:
         try:
             for cells in filter(None, table):
                 if len(cells) > len(header):
@@ -178,20 +179,20 @@ def _table(lines: IO[str], suffix: str, quoted: bool = True) -> tuple[list[str],
     return header, rows()
 
 
-def _json(lines: IO[str]) -> Iterator[dict[str, Any]]:
+def _json(lines: IO[str]) -> Iterator[Row]:
     """The objects of JSON Lines, or of an array over the whole file, whose texts are rows, too."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             array = line.lstrip().startswith("[")
-            found = json.loads(line + lines.read() if array else line)
+            content = json.loads(line + lines.read() if array else line)
             if "\\u" in line or array:
-                json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be written
+                json.dumps(content, ensure_ascii=False).encode()  # half a character cannot be written
         except (json.JSONDecodeError, UnicodeEncodeError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else error
             raise ValueError(f"line {number} is not JSON: {reason}") from error
-        for row in found if array else [found]:
+        for row in content if array else [content]:
             row = {"text": row} if array and isinstance(row, str) else row
             if not isinstance(row, dict):
                 raise ValueError(f"line {number} is no object: {row!r:.80}")
@@ -228,11 +229,11 @@ def naming(file: str) -> Iterator[None]:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def text_of(value: Any) -> str | None:
+def text_of(value: object) -> str | None:
     """
-    The text of a value of a file. A text is what it is. A whole number has no point, so that 7 is equal to 7.0; other
-    numbers, dates and times are as Python writes them: `0.5`, `2024-01-05`, `2024-01-05 12:30:00`. A boolean is `true`
-    or `false`. Lists and objects are JSON. NaN, which stands for an empty cell, is `None`.
+    The text of a value of a file. A whole number has no point, so that 7 is equal to 7.0; other numbers, dates and
+    times are as Python writes them: `0.5`, `2024-01-05`, `2024-01-05 12:30:00`. Booleans, lists and objects are JSON.
+    NaN, which stands for an empty cell, is `None`.
     """
     if value is None or isinstance(value, str):
         return value
@@ -245,7 +246,7 @@ def text_of(value: Any) -> str | None:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def number_of(value: Any) -> float | None:
+def number_of(value: object) -> float | None:
     """The number that a value of a file is, or that its text says; 1 for true and 0 for false. `None` for an empty
     cell and for NaN. ValueError if it is no number, or not finite."""
     text = (text_of(value) or "").strip()

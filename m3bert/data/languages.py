@@ -26,7 +26,7 @@ def mix_languages(
     """
     Sample rows from the datasets of several languages, with the same columns, until every row has been drawn at least
     once. Rows of small languages repeat. The shares of rows are the [`smoothed_probabilities`] of the row counts. With
-    the `tokens` of each dataset, the shares of *tokens* are those of these numbers, and a language whose rows are
+    the `tokens` of each dataset, the shares of *tokens* follow these numbers, and a language whose rows are
     shorter is drawn more often.
     """
     if len(datasets) == 1:

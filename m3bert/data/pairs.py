@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from datasets import Dataset, IterableDataset, concatenate_datasets
@@ -20,11 +19,11 @@ def clean_pairs(
     document: Sequence[str],
     *,
     max_per_query: int | None = None,
-) -> tuple[Any, Counter[str]]:
+) -> tuple[Dataset | IterableDataset, Counter[str]]:
     """
     Drop duplicate pairs, and keep at most `max_per_query` documents per query, so that frequent queries do not
     dominate the batches (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3 and appendix B,
-    stage 3). The first documents of a query are kept. All pairs are read and hashed once, also those of a stream,
+    stage 3). The first documents of a query are kept. All pairs are read and hashed once, also of a stream,
     which therefore must have an end. `query` and `document` are their columns.
 
     Returns:
@@ -37,7 +36,7 @@ def clean_pairs(
     require_columns(dataset, [*query, *document])
     report, seen, documents = Counter[str](), set[int](), Counter[int]()
 
-    def keeps(row: Mapping[str, Any]) -> bool:
+    def keeps(row: Mapping[str, object]) -> bool:
         asked, pair = (hash_of(repr([row[name] for name in names])) for names in (query, [*query, *document]))
         report["rows"] += 1
         report["duplicates"] += (twice := pair in seen)
@@ -48,8 +47,8 @@ def clean_pairs(
         return not twice and not over
 
     if isinstance(dataset, Dataset):
-        kept = np.fromiter(map(keeps, dataset.select_columns([*query, *document])), bool, len(dataset))
-        return dataset.select(np.flatnonzero(kept)), report
+        mask = np.fromiter(map(keeps, dataset.select_columns([*query, *document])), bool, len(dataset))
+        return dataset.select(np.flatnonzero(mask)), report
     shards = [dataset.shard(dataset.num_shards, number) for number in range(dataset.num_shards)]
     masks = [np.fromiter(map(keeps, shard), bool) for shard in shards]
     # Rows are known by their index in a shard, whichever process reads it.
@@ -59,5 +58,5 @@ def clean_pairs(
     return concatenate_datasets(parts), report
 
 
-def _kept(row: Mapping[str, Any], index: int, mask: np.ndarray) -> bool:
+def _kept(row: Mapping[str, object], index: int, mask: np.ndarray) -> bool:
     return bool(mask[index])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,6 +30,7 @@ from .packing import DOCUMENT_LENGTHS, Frame, packed_rows
 MANIFEST = "prepared.json"
 PACKED_TOGETHER = 10_000  # documents
 LEGAL_LANGUAGE = re.compile(r"\w[\w.-]*")  # it names a folder
+Columns = dict[str, list[list[int]]]
 ROWS = Features({"input_ids": List(Value("int32")), DOCUMENT_LENGTHS: List(Value("int32"))})
 
 
@@ -45,8 +46,8 @@ def prepare(
     num_proc: int = 1,
 ) -> dict[str, Any]:
     """
-    Tokenise and pack text for masked-LM training, and write it into a folder. The call can be interrupted and made
-    again: the library datasets keeps what is finished.
+    Tokenise and pack text for masked-LM training, and write it into a folder; return what [`read_prepared`] reads.
+    Calling it again continues an interrupted call: the library datasets keeps what is finished.
 
     Args:
         files (`Sequence[str]`): Files of text, or folders with one folder of files per language.
@@ -56,18 +57,14 @@ def prepare(
         text_column (`str`, *optional*, defaults to `"text"`): Column with the documents.
         language_column (`str`, *optional*): Column with the language of each document. Default: the language is the
             name of the folder that a file is in.
-        exponent (`float`, *optional*, defaults to 0.7): Exponent of the mixture of languages. It may differ from that
-            of an earlier call.
-        num_proc (`int`, *optional*, defaults to 1): Number of processes. Each packs its own documents.
-
-    Returns:
-        `dict`: what [`read_prepared`] reads.
+        exponent (`float`, *optional*, defaults to 0.7): Exponent of the mixture of languages.
+        num_proc (`int`, *optional*, defaults to 1): Number of processes. Each packs a part of the documents.
 
     Raises:
-        ValueError: if a language has no text, or the folder was made with other settings, files or another tokenizer
-            (the message names the differences), or another process writes to it.
+        ValueError: if a language has no text, the folder was made with other settings, files or another tokenizer, or
+            another process writes to it.
     """
-    folder, processes = Path(folder), num_proc if num_proc > 1 else None
+    folder = Path(folder)
     pack = partial(packed_texts, tokenizer=tokenizer, frame=Frame.of(tokenizer), max_length=max_length)
     pack(["a"])  # raises a ValueError before any work is done
     settings = {
@@ -80,44 +77,53 @@ def prepare(
             for name in chain(*files_by_language(files).values())
         ),
     }
-    if (folder / MANIFEST).is_file():
-        found = read_prepared(folder)["settings"]
-        if different := [name for name in settings if found.get(name) != settings[name]]:
-            raise ValueError(
-                f"{folder} was made with other settings: {', '.join(different)}. Choose another folder, or delete it."
-            )
-    languages: dict[str, dict[str, Any]] = {}
+    before = read_prepared(folder)["settings"] if (folder / MANIFEST).is_file() else settings
+    if different := [name for name in settings if before.get(name) != settings[name]]:
+        raise ValueError(
+            f"{folder} was made with other settings: {', '.join(different)}. Choose another folder, or delete it."
+        )
     with only_writer(folder), replacing_files(folder, last=MANIFEST) as draft:
-        for language, part in texts_by_language(files, text_column, language_column).items():
-            if LEGAL_LANGUAGE.fullmatch(language) is None:
-                raise ValueError(f"Language {language!r} cannot name a folder: use letters, digits, '_', '-' and '.'.")
-            filled = part.filter(_have_text, batched=True, input_columns=[text_column], num_proc=processes)
-            # The library datasets keeps the result: a call that was interrupted does not pack it again.
-            rows = filled.map(
-                pack,
-                input_columns=[text_column],
-                remove_columns=filled.column_names,
-                batched=True,
-                batch_size=PACKED_TOGETHER,
-                features=ROWS,
-                num_proc=processes,
-                desc=f"Packing {language}",
-            )
-            tokens = pc.sum(pc.list_flatten(rows.data.column(DOCUMENT_LENGTHS))).as_py() if len(rows) else 0
-            if not tokens:
-                raise ValueError(f"Language {language!r} has no text: its {len(part)} documents make no tokens.")
-            rows.save_to_disk(str(draft / language))
-            documents = {"documents": len(filled), "empty": len(part) - len(filled)}
-            languages[language] = {**documents, "tokens": tokens, "rows": len(rows)}
-        total = sum(entry["tokens"] for entry in languages.values())
-        drawn = smoothed_probabilities([entry["tokens"] for entry in languages.values()], exponent)
-        for entry, probability in zip(languages.values(), drawn, strict=True):
-            share = entry["tokens"] / total
+        languages = {
+            language: _pack_language(language, part, draft, pack, text_column, num_proc if num_proc > 1 else None)
+            for language, part in texts_by_language(files, text_column, language_column).items()
+        }
+        tokens = [entry["tokens"] for entry in languages.values()]
+        for entry, probability in zip(languages.values(), smoothed_probabilities(tokens, exponent), strict=True):
+            share = entry["tokens"] / sum(tokens)
             entry |= {"share": share, "probability": probability, "passes": probability / share}
         content = {"settings": settings, "language_exponent": exponent, "languages": languages}
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        (draft / MANIFEST).write_text(text, encoding="utf-8")
+        (draft / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return content
+
+
+def _pack_language(
+    language: str,
+    texts: Dataset,
+    draft: Path,
+    pack: Callable[[Sequence[str]], Columns],
+    text_column: str,
+    processes: int | None,
+) -> dict[str, float]:
+    """Write the packed rows of a language, and return its numbers of documents, tokens and rows."""
+    if LEGAL_LANGUAGE.fullmatch(language) is None:
+        raise ValueError(f"Language {language!r} cannot name a folder: use letters, digits, '_', '-' and '.'.")
+    filled = texts.filter(_have_text, batched=True, input_columns=[text_column], num_proc=processes)
+    # The library datasets keeps the result: a call that was interrupted does not pack it again.
+    rows = filled.map(
+        pack,
+        input_columns=[text_column],
+        remove_columns=filled.column_names,
+        batched=True,
+        batch_size=PACKED_TOGETHER,
+        features=ROWS,
+        num_proc=processes,
+        desc=f"Packing {language}",
+    )
+    tokens = pc.sum(pc.list_flatten(rows.data.column(DOCUMENT_LENGTHS))).as_py() if len(rows) else 0
+    if not tokens:
+        raise ValueError(f"Language {language!r} has no text: its {len(texts)} documents make no tokens.")
+    rows.save_to_disk(str(draft / language))
+    return {"documents": len(filled), "empty": len(texts) - len(filled), "tokens": tokens, "rows": len(rows)}
 
 
 def load_prepared(
@@ -136,7 +142,7 @@ def load_prepared(
         folder (`str` or `Path`): The folder.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer of the model to train.
         config ([`~transformers.PreTrainedConfig`]): Its config.
-        exponent (`float`, *optional*): Exponent of the mixture. Default: that of the folder.
+        exponent (`float`, *optional*): Exponent of the mixture. Default: as prepared.
         seed (`int`, *optional*, defaults to 0): Seed of the mixture.
 
     Returns:
@@ -150,7 +156,7 @@ def load_prepared(
     check_packable(config)
     if tokenizer_fingerprint(tokenizer) != prepared["settings"]["tokenizer"]:
         raise ValueError(
-            f"{folder} was prepared with another tokenizer: prepare the text again with that of the model."
+            f"{folder} was prepared with another tokenizer: prepare the text again with the model's tokenizer."
         )
     if (longest := prepared["settings"]["max_length"]) > (limit := max_positions(config)):
         raise ValueError(
@@ -199,10 +205,8 @@ def _have_text(texts: Sequence[str | None]) -> list[bool]:
     return [bool(text and not text.isspace()) for text in texts]
 
 
-def packed_texts(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, frame: Frame, max_length: int
-) -> dict[str, list[list[int]]]:
-    """The packed rows of some documents, as columns."""
+def packed_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, frame: Frame, max_length: int) -> Columns:
+    """The packed rows of some documents."""
     options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     tokens = tokenizer(list(texts), **options)["input_ids"] if texts else []
     return dict(zip(ROWS, packed_rows(tokens, frame, max_length), strict=True))

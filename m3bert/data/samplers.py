@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from ..encode.ranks import rank, world_size
 from ..utils.hashing import hash_of
-from .collators import ColumnsCollator, TextColumnsCollator, joined_text
+from .collators import ColumnsCollator, TextColumnsCollator, joined_texts
 from .training_sets import NamedDatasets
 
 
@@ -42,13 +42,13 @@ class Batches:
 
     def of_epoch(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """The batches, each with rows in a random order. ValueError if there are too few different texts for one."""
-        found = 0
-        while found < len(self):
-            before = found
+        count = 0
+        while count < len(self):
+            before = count
             for batch in islice(self._pass(generator), len(self) - before):
-                found += 1
+                count += 1
                 yield batch
-            if found == before:
+            if count == before:
                 raise ValueError(
                     f"batch_sampler='no_duplicates' finds no {self.size} rows without equal texts: lower "
                     "per_device_train_batch_size."
@@ -61,10 +61,10 @@ class Batches:
             equal: list[int] = []
             seen: set[int] = set()
             while len(batch) < self.size and (row := waiting.popleft() if waiting else next(fresh, None)) is not None:
-                own = () if self.texts is None else self.texts[row].tolist()
-                if seen.isdisjoint(own):
+                texts = () if self.texts is None else self.texts[row].tolist()
+                if seen.isdisjoint(texts):
                     batch.append(row)
-                    seen.update(own)
+                    seen.update(texts)
                 else:
                     equal.append(row)
             waiting.extendleft(reversed(equal))
@@ -105,12 +105,12 @@ class MultiDatasetBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         batches = [
-            part.of_epoch(np.random.default_rng([self.seed, self.epoch, own])) for own, part in enumerate(self.parts)
+            part.of_epoch(np.random.default_rng([self.seed, self.epoch, at])) for at, part in enumerate(self.parts)
         ]
-        for own in self.turns():
-            batch = next(batches[own])
-            share = len(batch) // self.parts[own].ranks
-            yield [self.starts[own] + row for row in batch[self.rank * share : (self.rank + 1) * share]]
+        for turn in self.turns():
+            batch = next(batches[turn])
+            share = len(batch) // self.parts[turn].ranks
+            yield [self.starts[turn] + row for row in batch[self.rank * share : (self.rank + 1) * share]]
 
 
 class BatchLoader(DataLoader):
@@ -129,9 +129,9 @@ def batches_of(
     options = {"size": batch_size * world_size(), "ranks": world_size(), "drop_last": args.dataloader_drop_last}
     read, parts = {}, []
     for name, dataset in datasets.named.items():
-        own = collator.of(dataset.column_names)
-        read[name] = dataset.select_columns(list(own.fields))
-        texts = text_numbers(read[name], own) if args.batch_sampler == "no_duplicates" else None
+        reader = collator.of(dataset.column_names)
+        read[name] = dataset.select_columns(list(reader.fields))
+        texts = text_numbers(read[name], reader) if args.batch_sampler == "no_duplicates" else None
         parts.append(Batches(len(dataset), **options, texts=texts))
     sampler = MultiDatasetBatchSampler(
         parts,
@@ -145,4 +145,5 @@ def batches_of(
 
 def text_numbers(dataset: Dataset, collator: TextColumnsCollator) -> np.ndarray:
     """A number for the text of each row in each column, equal for equal texts: hashes `(rows, columns)`."""
-    return np.array([[hash_of(joined_text(row, column, "\0")) for column in collator.columns] for row in dataset])
+    columns = [[hash_of(text) for text in joined_texts(dataset, column, "\0")] for column in collator.columns]
+    return np.array(columns).T

@@ -30,7 +30,7 @@ class Epochs(torch.utils.data.IterableDataset):
             return self.stream
         return self.stream.shuffle([self.seed, epoch], buffer_size=self.buffer_size)
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+    def __iter__(self) -> Iterator[Mapping[str, object]]:
         for epoch in count():
             empty = True
             for row in self.rows(epoch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def read_target_vectors(
     return sources, TeacherEmbeddings(list(rows), np.stack([vector for _, vector in rows.values()]))
 
 
-def _vector(value: Any, name: str) -> np.ndarray:
+def _vector(value: object, name: str) -> np.ndarray:
     """A vector in float32. Raises a ValueError, which calls it `name`, if it cannot be a target."""
     try:
         with np.errstate(over="ignore"):  # what is too large becomes infinite

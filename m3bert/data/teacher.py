@@ -48,20 +48,16 @@ class Teacher:
     Args:
         name_or_path (`str`): Hub id or folder of a model of sentence-transformers, or of any encoder.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        pooling (`str`, *optional*): Pooling of the hidden states of tokens, by its name in sentence-transformers:
-            `"mean"`, `"cls"`, `"lasttoken"`, ..., or `"pooler"`, the encoder's `pooler_output`: of BERT, a dense layer
-            and tanh on [CLS]. Default: the pooling that the model was published with, or the mean if it was published
-            without one. Its other modules stay as they were published.
-        prompt (`str`, *optional*, defaults to `""`): Prompt before every text, in place of one that the model was
-            published with.
+        pooling (`str`, *optional*): Pooling by its name in sentence-transformers: `"mean"`, `"cls"`, ..., or
+            `"pooler"`, the encoder's `pooler_output`. Default: the published pooling, or the mean. Other published
+            modules stay.
+        prompt (`str`, *optional*, defaults to `""`): Prompt before every text, in place of a published one.
         max_length (`int`, *optional*): Maximum length of a text in tokens. Default: the limit of the model.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the stored embeddings: `"float32"` or `"float16"`.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run code from the model's repository.
         batch_size (`int`, *optional*, defaults to 64): Number of texts to embed at a time.
-        compute ([`ComputeArguments`], *optional*): Where and how it computes. Default: as sentence-transformers
-            decides, in the type of the weights.
-        model ([`~sentence_transformers.SentenceTransformer`], *optional*): The model, if it is in memory. It is not
-            changed.
+        compute ([`ComputeArguments`], *optional*): Where and how it computes. Default: as sentence-transformers does.
+        model ([`~sentence_transformers.SentenceTransformer`], *optional*): The model, if in memory. It is not changed.
     """
 
     name_or_path: str
@@ -78,10 +74,10 @@ class Teacher:
     @cached_property
     def commit(self) -> str:
         """The commit on the Hub, of a model that is neither in memory nor in a folder."""
-        found = extract_commit_hash(Source(self.name_or_path, self.revision).file("config.json"), None)
-        if found is None:
+        commit = extract_commit_hash(Source(self.name_or_path, self.revision).file("config.json"), None)
+        if commit is None:
             raise OSError(f"The commit of the teacher {self.name_or_path!r} is unknown.")
-        return found
+        return commit
 
     def identity(self) -> str:
         """Identifies what the model embeds as, without loading it: a digest of the model in memory or of all files of
@@ -147,17 +143,13 @@ class Teacher:
 
     def embed(self, texts: Iterable[str], cache_dir: str | Path, description: str | None = None) -> TeacherEmbeddings:
         """
-        Embed texts, or read their embeddings from the cache. All processes share the work. A cache belongs to one
-        teacher (commit, pooling, prompt, maximum length, dtype) and one set of texts; changing any of these creates a
-        new cache. An interrupted run continues.
+        Embed texts, or read their embeddings from the cache. All processes share the work, and an interrupted run
+        continues. Another teacher, setting or set of texts has another cache.
 
         Args:
             texts (`Iterable[str]`): Texts in any order. Each different text is embedded once.
             cache_dir (`Path`): Folder of all caches.
             description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
-
-        Returns:
-            [`TeacherEmbeddings`]
 
         Raises:
             ValueError: if an embedding is not finite. The message names a text.
@@ -281,7 +273,7 @@ class TeacherEmbeddings:
         read-only arrays."""
         return np.load(str(self._file), mmap_mode="c")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "vectors" or not self._file}
 
     def __len__(self) -> int:
@@ -317,8 +309,8 @@ class TeacherEmbeddings:
     def principal_components(self, dim: int) -> torch.Tensor:
         """
         The first principal components of the embeddings `(dim, width)`, orthonormal and by descending variance, to
-        which HPD compresses its teacher ([2203.07687](https://huggingface.co/papers/2203.07687)). From 80,000
-        embeddings on, they are computed from an evenly spaced sample of at least 40,000.
+        which HPD compresses its teacher ([2203.07687](https://huggingface.co/papers/2203.07687)). Of 80,000 embeddings
+        or more, an evenly spaced sample of at least 40,000 is used.
         """
         step = max(1, len(self) // ROWS_OF_A_FIT)
         covariance = torch.cov(torch.from_numpy(self.vectors[::step].astype(np.float64)).T)

@@ -37,8 +37,8 @@ class NamedDatasets(ConcatDataset):
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """The rows of a batch. They are of one data set, and are read together."""
-        own = bisect_right(self.cumulative_sizes, rows[0])
-        return self.datasets[own].__getitems__([row - self.starts[own] for row in rows])
+        number = bisect_right(self.cumulative_sizes, rows[0])
+        return self.datasets[number].__getitems__([row - self.starts[number] for row in rows])
 
 
 def training_data(data: Any, args: Any) -> Any:

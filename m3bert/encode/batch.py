@@ -54,8 +54,8 @@ def column_states(
         pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token hidden states.
         mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
             time as this number of the longest texts has. Needs `pooling`.
-        same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, as a sharded model
-            needs: each pass exchanges its parameters.
+        same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, which a sharded model
+            needs.
 
     Returns:
         `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
@@ -71,7 +71,6 @@ def column_states(
         raise ValueError("Gradients can be cached for one text per row, and with the same tensors in all columns.")
     if texts is None:
         return {name: states_of_rows(model, inputs, layers) for name, inputs in columns.items()}
-    width = texts.inputs["attention_mask"].shape[1]
     cost = PassCost.on(texts.inputs["attention_mask"].device)
     if mini_batch_size is not None:
         cost = cost.limited(mini_batch_size * max(texts.lengths))
@@ -90,23 +89,12 @@ def column_states(
     if pooling is not None:
         vectors = {layer: [each.pooled(layer, pooling) for each in states] for layer in layers}
         return pooled_columns(columns, texts, chunks, vectors, pooling)
-    padded = {
-        layer: texts.split(in_row_order([_widened(each.layers[layer], width) for each in states], chunks))
-        for layer in layers
-    }
-    return {
-        name: NestedStates(
-            {layer: narrowed(padded[layer][index], tokens) for layer in layers},
-            columns[name]["attention_mask"],
-            states[0].causal,
-        )
-        for index, (name, (_, tokens)) in enumerate(zip(columns, texts.shapes, strict=True))
-    }
+    return token_columns(columns, texts, chunks, states)
 
 
 def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int]) -> NestedStates:
-    """The hidden states of a column whose rows stay as they are, except that the documents of packed rows may be
-    encoded in chunks of similar length."""
+    """The hidden states of a column, row by row; documents of packed rows may be encoded in chunks of similar
+    length."""
     encoder = unwrap_encoder(model)
     if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
         return nested_states(model, inputs, layers)
@@ -120,8 +108,8 @@ def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Seque
 
 def encodes_own_rows(encoder: Any) -> bool:
     """
-    Whether the documents of packed rows are encoded faster in rows of their own. On two cores, with 6 layers of
-    384 dims and rows of 512 tokens of short documents, a step took 0.4 of the time that it takes with a mask.
+    Whether the documents of packed rows are encoded faster one per row. On two cores, with 6 layers of 384 dims and
+    rows of 512 tokens of short documents, a step took 0.4 of the time that it takes with a mask.
     """
     masked = encoder.config._attn_implementation in ("eager", "sdpa")
     return masked and encoder.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -161,9 +149,9 @@ class TextRows:
             name: torch.cat([_widened(column[name], width) for column in columns]) if len(columns) > 1 else value
             for name, value in columns[0].items()
         }
-        found = text_lengths(joined["attention_mask"])
-        padded_left = (joined["attention_mask"].sum(dim=1) != found).any()
-        *lengths, padded = torch.cat([found, padded_left[None]]).tolist()  # a device is waited for once
+        counts = text_lengths(joined["attention_mask"])
+        padded_left = (joined["attention_mask"].sum(dim=1) != counts).any()
+        *lengths, padded = torch.cat([counts, padded_left[None]]).tolist()  # a device is waited for once
         return cls(joined, tuple(shapes), tuple(lengths), bool(padded))
 
     def take(self, chunk: Sequence[int]) -> Rows:
@@ -175,7 +163,7 @@ class TextRows:
         return {name: value[:, :longest].index_select(0, index) for name, value in self.inputs.items()}
 
     def split(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Divide rows `(texts, ...)` into those of each column."""
+        """Divide rows `(texts, ...)` by column."""
         return list(values.split([texts for texts, _ in self.shapes]))
 
 
@@ -187,10 +175,21 @@ def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1)
 
 
-def narrowed(states: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The first tokens of hidden states `(texts, width, hidden_size)`. A slice of all of them would copy the
-    gradient."""
-    return states if states.shape[1] == tokens else states[:, :tokens]
+def token_columns(
+    columns: Columns, texts: TextRows, chunks: Sequence[Sequence[int]], states: Sequence[NestedStates]
+) -> dict[str, TextStates]:
+    """The token hidden states of each column, gathered from the chunks."""
+    width = texts.inputs["attention_mask"].shape[1]
+    result: dict[str, dict[int, torch.Tensor]] = {name: {} for name in columns}
+    for layer in states[0].layers:
+        padded = in_row_order([_widened(each.layers[layer], width) for each in states], chunks)
+        for name, part, (_, tokens) in zip(columns, texts.split(padded), texts.shapes, strict=True):
+            # A slice of all tokens would copy the gradient.
+            result[name][layer] = part if part.shape[1] == tokens else part[:, :tokens]
+    return {
+        name: NestedStates(layers, columns[name]["attention_mask"], states[0].causal)
+        for name, layers in result.items()
+    }
 
 
 def pooled_columns(
@@ -200,7 +199,7 @@ def pooled_columns(
     vectors: Mapping[int, Sequence[torch.Tensor]],
     pooling: Pooling,
 ) -> dict[str, TextStates]:
-    """The embeddings of each column, from those of each chunk (layer -> one tensor per chunk)."""
+    """The embeddings of each column, gathered from the chunks (layer -> one tensor per chunk)."""
     split = {layer: texts.split(in_row_order(parts, chunks)) for layer, parts in vectors.items()}
     return {
         name: PooledStates({layer: parts[index] for layer, parts in split.items()}, pooling)
@@ -216,8 +215,8 @@ class PassCost:
     Args:
         overhead (`int`): Cost of a pass in addition to its tokens: calls of small operations and, in training, adding
             to the gradient of every parameter.
-        most_tokens (`int`, *optional*): Largest number of tokens of a pass, padding included. A text that is longer
-            has a pass of its own. `None` means no limit.
+        most_tokens (`int`, *optional*): Largest number of tokens of a pass, padding included. A longer text
+            has a separate pass. `None` means no limit.
     """
 
     overhead: int

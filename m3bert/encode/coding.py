@@ -1,8 +1,8 @@
 """
 Embeddings in a precision: the bytes that are stored, an index of them, and the float vectors that compare as they do.
 
-An evaluator knows only float vectors. [`code_vectors`] gives it vectors whose cosines rank as an index of the stored
-bytes ranks, so that every precision is scored from the one encode of a grid.
+An evaluator knows only float vectors. [`vectors_in_precision`] gives it vectors whose cosines rank as an index of the
+stored bytes ranks, so that every precision is scored from the one encode of a grid.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 import torch
 
 from ..utils.extras import require_extra, require_sentence_transformers
-from .codes import FLOAT, bytes_per_vector, code_of, stored_bits
 from .embeddings import ROWS_AT_ONCE
 from .granularity import Granularity, Grid
+from .precisions import FLOAT, bytes_per_vector, precision_of, stored_bits
 from .states import truncate
 
 
 if TYPE_CHECKING:
     from ..modeling.quantization_m3bert import M3BertQuantizer
 
-# Codes of a range per dim -> the type of faiss with the same bytes.
+# Precisions with a range per dim -> the type of faiss with the same bytes.
 RANGED = {"int8": "QT_8bit", "int4": "QT_4bit"}
-# Codes of numbers -> their storage in faiss. It compares a query in float32; other types of bytes would round it, too.
+# Precisions of numbers -> their storage in faiss, which compares a query in float32: other types would round it, too.
 STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 
 
@@ -36,7 +36,7 @@ class Coder:
     A precision for the embeddings of one collection. Made by [`Coder.fit`].
 
     Args:
-        code (`str`): One of [`~codes.CODES`].
+        code (`str`): One of [`~precisions.CODES`].
         dim (`int`): Dims of a stored embedding.
         ranges (`np.ndarray` of shape `(2, dim)`, *optional*): Minimum and maximum of each dim, for `int8` and `int4`.
         quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
@@ -55,9 +55,8 @@ class Coder:
         Fit a precision to the embeddings that it will store.
 
         Args:
-            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised. A quantizer reads
-                their hidden size.
-            code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised.
+            code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.CODES`].
             dim (`int`, *optional*): Leading dims to keep. Default: all.
             quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
 
@@ -68,7 +67,7 @@ class Coder:
         dim = width if dim is None else dim
         if not 0 < dim <= width:
             raise ValueError(f"dim={dim} must be within 1..{width}, the dims of the embeddings.")
-        if code_of(code).learned:
+        if precision_of(code).learned:
             if quantizer is None:
                 raise ValueError(f"The precision {code} needs a quantizer, and there is none.")
             return cls(code, dim, quantizer=quantizer)
@@ -80,19 +79,12 @@ class Coder:
 
     @property
     def symmetric(self) -> bool:
-        """Whether a search codes the query, too, and compares bits by Hamming distance."""
-        return self.code == "binary" or code_of(self.code).learned
+        """As [`Precision.symmetric`]."""
+        return precision_of(self.code).symmetric
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:
-        """
-        The bytes to store.
-
-        Args:
-            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings as in [`Coder.fit`].
-
-        Returns:
-            `np.ndarray` of shape `(vectors, bytes_per_vector)`, uint8
-        """
+        """The bytes to store, uint8 `(vectors, bytes_per_vector)`, of embeddings `(vectors, width)` as in
+        [`Coder.fit`]."""
         blocks = (vectors[start : start + ROWS_AT_ONCE] for start in range(0, len(vectors), ROWS_AT_ONCE))
         return np.concatenate([self._pack(block) for block in blocks])
 
@@ -111,16 +103,9 @@ class Coder:
 
     @torch.no_grad()
     def decode(self, packed: np.ndarray) -> torch.Tensor:
-        """
-        The numbers that stored bytes stand for, which are compared with [`~Coder.float_queries`]: the middle of a step
-        for `int8` and `int4`, 1 or -1 for `binary`, the mean of a level for `qama-*`.
-
-        Args:
-            packed (`np.ndarray` of shape `(vectors, bytes_per_vector)`): Bytes of [`Coder.pack`].
-
-        Returns:
-            `torch.Tensor` of shape `(vectors, numbers)`, float32
-        """
+        """The numbers that bytes of [`Coder.pack`] stand for, float32 `(vectors, numbers)`, which are compared with
+        [`~Coder.float_queries`]: the middle of a step for `int8` and `int4`, 1 or -1 for `binary`, the mean of a level
+        for `qama-*`."""
         if self.quantizer is not None:
             return self.quantizer.decode(self._codes(packed)).cpu()
         if self.code == "binary":
@@ -178,9 +163,8 @@ class PackedIndex:
     def pack(
         cls, vectors: torch.Tensor, code: str = FLOAT, dim: int | None = None, quantizer: M3BertQuantizer | None = None
     ) -> PackedIndex:
-        """Build an index of embeddings; the arguments are those of [`Coder.fit`]. `int8` and `binary` use
-        [`~sentence_transformers.quantize_embeddings`], with the range of each dim over the documents; `int4` is that
-        of faiss."""
+        """Build an index of embeddings; arguments as for [`Coder.fit`]. `int8` and `binary` are quantised by
+        sentence-transformers, with the range of each dim over the documents, `int4` by faiss."""
         coder = Coder.fit(vectors, code, dim, quantizer)
         return cls.of(coder, coder.pack(vectors))
 
@@ -207,17 +191,16 @@ class PackedIndex:
 
     def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """
-        Find the nearest documents by comparing each query with every document. For `binary` and `qama-*`, the bits of
-        query and document are compared by Hamming distance. For the other precisions, the score is the dot product of
-        the float32 query and the decoded document: the cosine, or nearly.
+        Find the `k` nearest documents by comparing each query with every document.
 
         Args:
             queries (`torch.Tensor` of shape `(queries, width)`): Embeddings; need not be normalised.
             k (`int`): Number of documents to find per query; all documents if there are fewer.
 
         Returns:
-            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. For `binary`
-            and `qama-*`, the score is the cosine of the bits as 1 and -1: 1 if all are equal, -1 if all differ.
+            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. A score is the
+            dot product of the float32 query and the decoded document; for `binary` and `qama-*`, which are compared
+            by Hamming distance, the cosine of the bits as 1 and -1.
         """
         k = min(k, self.index.ntotal)
         if not self.coder.symmetric:
@@ -247,13 +230,12 @@ def faiss_index(coder: Coder, arrangement: str = "") -> Any:
 
 
 def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:
-    """[`~sentence_transformers.quantize_embeddings`] of the optional dependency sentence-transformers. Ranges are
-    passed, because it cannot infer them from a single document."""
+    """[`~sentence_transformers.quantize_embeddings`], which cannot infer ranges from a single document."""
     library = require_sentence_transformers("A precision of 8 bits or 1 a number")
     return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
 
 
-def code_vectors(
+def vectors_in_precision(
     vectors: Mapping[str, torch.Tensor],
     stored: Sequence[str],
     granularity: Granularity,
@@ -262,7 +244,8 @@ def code_vectors(
     float_queries: bool = False,
 ) -> dict[str, torch.Tensor]:
     """
-    Embeddings of a task in a precision, as float vectors whose cosines rank as an index of the stored bytes does.
+    Embeddings of a task in a precision, as float32 vectors whose cosines rank as an index of the stored bytes does.
+    Some precisions have another number of dims. Raises as [`Coder.fit`].
 
     Args:
         vectors (`dict[str, torch.Tensor]`): Name -> embeddings of one layer `(texts, width)`, not normalised.
@@ -270,15 +253,8 @@ def code_vectors(
             are queries.
         granularity ([`Granularity`]): Dim and precision.
         quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
-        float_queries (`bool`, *optional*, defaults to `False`): Whether queries stay in float32 and are compared with
-            decoded documents for every precision, as when a shortlist is rescored.
-
-    Returns:
-        `dict[str, torch.Tensor]`: name -> float32 vectors, of another number of dims than the embeddings for some
-        precisions.
-
-    Raises:
-        ValueError: as [`Coder.fit`].
+        float_queries (`bool`, *optional*, defaults to `False`): Whether to compare float32 queries with decoded
+            documents for every precision, as when a shortlist is rescored.
     """
     everything = vectors[stored[0]] if len(stored) == 1 else torch.cat([vectors[name] for name in stored])
     coder = Coder.fit(everything, granularity.code, granularity.dim, quantizer)
@@ -299,9 +275,9 @@ def code_vectors(
 
 
 def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
-    """Check that the precisions `qama-*` of a grid can be made of embeddings of `width` dims. ValueError: names the
-    granularities for which there is no quantizer, or one for other layers or dims."""
-    learned = [member for member in grid if code_of(member.code).learned]
+    """Raise a ValueError if a precision `qama-*` of a grid has no quantizer, or one for other layers or dims than
+    `width`."""
+    learned = [member for member in grid if precision_of(member.code).learned]
     if not learned:
         return
     named = ", ".join(map(str, learned))

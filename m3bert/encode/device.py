@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from ..utils.help_texts import described
 
@@ -12,6 +12,7 @@ from ..utils.help_texts import described
 if TYPE_CHECKING:  # the commands print their help without loading torch
     import torch
 
+Model = TypeVar("Model", bound="torch.nn.Module")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -25,7 +26,7 @@ class ComputeArguments:
         device (`str`, *optional*): Device, such as `cuda`, `cuda:1`, `mps`, `xpu`, `npu` or `cpu`. Default: the
             accelerator of this machine if there is one, else `cpu`.
         compute_dtype (`str`, *optional*, defaults to `"float32"`): Type of the matrix products: `float32`, `bfloat16`
-            or `float16` (mixed precision). Weights and stored embeddings keep their own type.
+            or `float16` (mixed precision). Weights and stored embeddings keep their type.
         attn_implementation (`str`, *optional*): Attention of transformers: `eager`, `sdpa`, `flex_attention`,
             `flash_attention_2`, `_3` or `_4`, or a kernel of the Hub (`kernels-community/flash-attn2`). Default:
             `sdpa` if the model has it, else `eager`.
@@ -78,17 +79,11 @@ def device_of(name: str | None = None) -> torch.device:
     return torch.device(name or accelerator or "cpu")
 
 
-def place(model: Any, options: ComputeArguments) -> Any:
+def place(model: Model, options: ComputeArguments) -> Model:
     """
-    Prepare a model as the options say, in place. Half-precision weights are upcast to float32 (lossless) unless
-    another type is set; float32 weights stay float32, see [`autocast`]. Quantised weights keep their type.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The model, with or without a head.
-        options ([`ComputeArguments`]): The options.
-
-    Returns:
-        The model.
+    Prepare a model (also of peft, with or without a head) as the options say, in place, and return it.
+    Half-precision weights are upcast to float32 (lossless) unless another type is set; float32 weights stay float32,
+    see [`autocast`]. Quantised weights keep their type.
     """
     import torch
 
@@ -102,7 +97,7 @@ def place(model: Any, options: ComputeArguments) -> Any:
         model.float()
     model.to(options.torch_device)
     if options.compile:
-        encoder.compile(dynamic=True)  # its own call, so that names of weights and wrappers stay as they are
+        encoder.compile(dynamic=True)  # wraps the call only, so that names of weights and wrappers stay as they are
     return model
 
 

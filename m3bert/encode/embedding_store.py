@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,24 +41,22 @@ class EmbeddingStore:
 
     Args:
         folder (`Path`): Folder; created if it does not exist.
-        manifest (`dict`): Everything that the embeddings depend on, as JSON values. It is written to a new folder, and
-            compared with the manifest of an existing one. What that one lacks, because an earlier version wrote it,
-            cannot be compared; a warning names it.
+        manifest (`dict`): Everything that the embeddings depend on, as JSON values. It is compared with the manifest
+            of an existing folder. A warning names what an earlier version did not record.
         widths (`dict[str, int]`): Name of each array -> its hidden size.
         batches (`Sequence[Sequence[int]]`): Rows of each batch. Every row is in exactly one batch.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the arrays: `torch.float32` or
             `torch.float16`.
 
     Raises:
-        ValueError: when it is entered, if the folder has a different manifest (the message names the differences), or
-            a file that cannot be read.
-        OSError: when it is entered, if the disk is too small for the arrays.
+        ValueError: on entry, if the folder has a different manifest, or a file that cannot be read.
+        OSError: on entry, if the disk is too small for the arrays.
     """
 
     def __init__(
         self,
         folder: Path,
-        manifest: Mapping[str, Any],
+        manifest: Mapping[str, object],
         widths: Mapping[str, int],
         batches: Sequence[Sequence[int]],
         dtype: torch.dtype = torch.float32,
@@ -75,13 +72,14 @@ class EmbeddingStore:
                 if not (self.folder / "manifest.json").is_file():
                     self._create()
             wait_for_all_ranks()
-            found = {"version": 1, **read_object(self.folder / "manifest.json")}
-            if differing := sorted(name for name, its in self.manifest.items() if found.get(name, its) != its):
+            stored = {"version": 1, **read_object(self.folder / "manifest.json")}
+            ours = self.manifest.items()
+            if differing := sorted(name for name, value in ours if stored.get(name, value) != value):
                 raise ValueError(
                     f"{self.folder} has embeddings made with other settings: {', '.join(differing)} differ. "
                     "Choose another folder, or delete this one."
                 )
-            if unknown := sorted(self.manifest.keys() - found.keys()):
+            if unknown := sorted(self.manifest.keys() - stored.keys()):
                 logger.warning(f"{self.folder} does not say with which {', '.join(unknown)} its embeddings were made.")
             self._arrays = {name: self._opened(self._file(name)) for name in self.widths}
             whole = all((self.folder / f"{name}.npy").is_file() for name in self.widths)
@@ -93,7 +91,7 @@ class EmbeddingStore:
         self._lock.close()
 
     def _file(self, name: str) -> Path:
-        """Where an array is now."""
+        """Path of an array, finished or not."""
         file = self.folder / f"{name}.npy"
         return file if file.is_file() else file.with_name(f"{file.name}.unfinished")
 

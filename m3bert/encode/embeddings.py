@@ -23,8 +23,7 @@ class GridEmbeddings:
         grid ([`Grid`]): The sizes of the embeddings.
         layers (`dict[int, torch.Tensor]`): Layer -> embeddings of shape `(texts, widest dim of the layer)`, on the
             CPU.
-        normalized (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises its embeddings. Those in
-            `layers` are normalised then.
+        normalized (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises, as in `layers`.
     """
 
     grid: Grid
@@ -35,14 +34,13 @@ class GridEmbeddings:
         self, granularity: Granularity, rows: Sequence[int] | torch.Tensor | None = None, *, normalize: bool = False
     ) -> torch.Tensor:
         """
-        The embeddings at one size, in float. [`~coding.code_vectors`] gives those in a precision.
+        The embeddings at one size, in float. [`~coding.vectors_in_precision`] gives those in a precision.
 
         Args:
-            granularity ([`Granularity`]): A size of the grid. Its code, if it has one, is not applied.
+            granularity ([`Granularity`]): A size of the grid. Its precision is not applied.
             rows (`Sequence[int]` or `torch.Tensor`, *optional*): Texts to return, in this order; `None` returns all,
                 without a copy.
-            normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the truncated embeddings
-                even if the model does not.
+            normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise even if the model does not.
 
         Returns:
             `torch.Tensor` of shape `(rows, dim)`, in float32 or wider.
@@ -62,16 +60,14 @@ class GridEmbeddings:
         return self.at(Granularity(layer, self.grid.dims_of(layer)[-1]), rows)
 
     def map(self, function: Callable[[int, torch.Tensor], torch.Tensor]) -> GridEmbeddings:
-        """
-        The embeddings after a function of layer and embeddings `(texts, dim)`, such as
-        [`~M3BertModel.exit_state`]: the exit of a mean is the mean of the exits. Not for normalised embeddings.
-        """
+        """The embeddings after a function of layer and embeddings `(texts, dim)`, such as
+        [`~M3BertModel.exit_state`]: the exit of a mean is the mean of the exits. Not for normalised embeddings."""
         with torch.no_grad():
-            return GridEmbeddings(self.grid, {layer: function(layer, its) for layer, its in self.layers.items()})
+            layers = {layer: function(layer, vectors) for layer, vectors in self.layers.items()}
+            return GridEmbeddings(self.grid, layers)
 
     def require_finite(self) -> GridEmbeddings:
-        """These embeddings. A ValueError says that a number is NaN or infinite; it names the granularities that are
-        affected in the first such layer."""
+        """These embeddings. A ValueError names the granularities of the first layer with NaN or infinity."""
         for layer, vectors in self.layers.items():
             finite = torch.ones(vectors.shape[1], dtype=torch.bool)
             for rows in vectors.split(ROWS_AT_ONCE):

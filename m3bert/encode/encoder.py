@@ -21,7 +21,6 @@ from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_onl
 from ..utils.columns import Role
 from ..utils.hashing import fingerprint_of
 from .batch import PassCost
-from .codes import code_of
 from .coding import require_quantizer
 from .device import ComputeArguments, autocast, place
 from .embedding_store import EmbeddingStore
@@ -29,6 +28,7 @@ from .embeddings import GridEmbeddings
 from .granularity import EncoderConfig, Granularity, Grid
 from .identity import encoder_parts
 from .padded_batches import TOKENS_PER_TEXT, tokenized_chunks
+from .precisions import precision_of
 from .projection import Projection
 from .quantizer import quantizer_of
 from .ranks import rank
@@ -60,7 +60,7 @@ class GridEncoder:
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
-            It runs in eval mode; its own mode is restored afterwards.
+            It runs in eval mode; its mode is restored afterwards.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
         grid ([`Grid`]): Granularities. Their codes are for an evaluation: texts are encoded once, in float.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
@@ -68,29 +68,23 @@ class GridEncoder:
             texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
         max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: the
             smaller one of the limits of tokenizer and model.
-        prompts (`dict[str, str]`, *optional*): Name -> prompt. Those of the roles `"query"` and `"document"` are put
-            before their texts, for encoders that were trained with prompts.
+        prompts (`dict[str, str]`, *optional*): Name -> prompt; `"query"` and `"document"` are for texts of this role.
         default_prompt_name (`str`, *optional*): Name of the prompt of texts without a role.
         max_lengths (`dict[str, int]`, *optional*): Role (`"query"`, `"document"`) -> maximum length of its texts in
             tokens, with the prompt. Default: `max_length`.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the stored embeddings:
-            `torch.float32` or `torch.float16`.
-        projection ([`Projection`], *optional*): Projection of the pooled embedding of the last layer, and of exits
-            into its space, if the encoder was published with one. The dims of the grid are then dims of the
-            projection.
-        compute_dtype (`torch.dtype`, *optional*): Type of the matrix products: `torch.bfloat16` or `torch.float16`
-            (mixed precision). Default: the type of the weights.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the stored embeddings, or float16.
+        projection ([`Projection`], *optional*): Projection of pooled embeddings of the last layer, and of exits into
+            its space. The dims of the grid are then dims of the projection.
+        compute_dtype (`torch.dtype`, *optional*): Type of the matrix products. Default: the type of the weights.
         quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the precisions `qama-*`, which reads all dims.
-        normalize (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises its embeddings, after the
-            truncation to a size.
+        normalize (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises truncated embeddings.
         similarity (`str`, *optional*, defaults to `"cosine"`): How the model's embeddings are compared, for MTEB.
 
-    These defaults are not read from anywhere: [`~GridEncoder.from_pretrained`] takes the settings that a model was
-    published with.
+    [`~GridEncoder.from_pretrained`] takes the settings that a model was published with.
 
     Raises:
-        ValueError: if a granularity is outside the model, a precision needs a quantizer for these embeddings and there
-            is none, a maximum length is beyond the limit, or the pooling is not a legal value.
+        ValueError: if a granularity is outside the model, a precision lacks its quantizer, a maximum length is beyond
+            the limit, or the pooling is not a legal value.
 
     ```python
     >>> encoder = GridEncoder.from_pretrained("runs/elastic", grid="2,4,6x32,384")  # doctest: +SKIP
@@ -220,13 +214,13 @@ class GridEncoder:
 
     @cached_property
     def encoded_grid(self) -> Grid:
-        """The sizes that are encoded: those of the grid, and all dims where a precision needs the quantizer."""
-        layers = {member.layer for member in self.grid if code_of(member.code).learned}
+        """The sizes that are encoded: the grid, and all dims where a precision needs the quantizer."""
+        layers = {member.layer for member in self.grid if precision_of(member.code).learned}
         return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
 
     @property
     def looks_up(self) -> bool:
-        """Whether the embeddings are those of the static table alone: no layer runs, and there is nothing to pool."""
+        """Whether the static table alone gives the embeddings: no layer runs, and there is nothing to pool."""
         return self.encoded_grid.layers == [0] and 0 in Elasticity.of(unwrap_encoder(self.model).config).table
 
     def prompt_of(self, role: Role | None) -> str:
@@ -253,13 +247,10 @@ class GridEncoder:
         Args:
             texts (`Sequence[str]`): Texts.
             role (`str`, *optional*, defaults to `"query"`): Role of the texts, which selects their prompt and their
-                maximum length. `None` is the default prompt, if there is one, and `max_length`.
-            folder (`Path`, *optional*): Folder for memory-mapped embeddings. An incomplete folder is completed, and
-                several processes fill it together. `None` keeps the embeddings in memory, of each process by itself.
+                maximum length. `None` is the default prompt and `max_length`.
+            folder (`Path`, *optional*): Folder for memory-mapped embeddings, which is completed if it is incomplete,
+                by all ranks together. `None` keeps the embeddings in memory.
             description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
-
-        Returns:
-            [`GridEmbeddings`]
 
         Raises:
             ValueError: if the folder has other embeddings.
@@ -284,7 +275,7 @@ class GridEncoder:
         with EmbeddingStore(folder, self.manifest(texts, role), arrays, blocks, self.dtype) as store:
             missing = {block: blocks[block] for block in store.missing()}
             for block, _, vectors in self._run(texts, missing, role, description):
-                store.write(block, {f"layer_{layer}": its for layer, its in vectors.items()})
+                store.write(block, {f"layer_{layer}": part for layer, part in vectors.items()})
             stored = store.read()
         return GridEmbeddings(
             grid, {layer: torch.from_numpy(stored[f"layer_{layer}"]) for layer in widths}, self.normalize

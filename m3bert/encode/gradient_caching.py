@@ -40,10 +40,10 @@ def cached_vectors(
     model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
 ) -> dict[int, torch.Tensor]:
     """
-    Pooled hidden states of mini-batches at several layers. Values and gradients are those of encoding all texts at
-    once. The memory is that of the activations of one mini-batch; the cost is one more forward pass.
+    Pooled hidden states of mini-batches at several layers. Values and gradients equal encoding all texts at once, with
+    the memory for the activations of one mini-batch, and one more forward pass.
 
-    Every parameter's gradient hooks, such as those of data parallelism, run once, with the sum over the mini-batches.
+    Every parameter's gradient hooks, such as for data parallelism, run once, with the sum over the mini-batches.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder. Its trainable parameters must be leaf

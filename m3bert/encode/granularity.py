@@ -1,19 +1,19 @@
-"""Granularities and grids: the (layer, dim) sizes of a model, the codes of stored embeddings, and their text form."""
+"""Granularities and grids: the (layer, dim) sizes of a model, the precisions of stored embeddings, and their text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import total_ordering
+from functools import cached_property, total_ordering
 from itertools import product
 from typing import Any, Protocol
 
-from .codes import CODES, FLOAT, code_of
+from .precisions import FLOAT, PRECISIONS, precision_of
 
 
 # Fewest bits first, as layers and dims ascend.
-ASCENDING = {name: position for position, name in enumerate(reversed(CODES))}
+ASCENDING = {name: position for position, name in enumerate(reversed(PRECISIONS))}
 
 
 class EncoderConfig(Protocol):
@@ -30,7 +30,7 @@ class EncoderConfig(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-def is_elastic(config: Any) -> bool:
+def is_elastic(config: EncoderConfig) -> bool:
     """Whether a model of this config is loaded at a size, by `output_layer` and `output_dim`: an m3BERT, or another
     encoder of an elastic repository."""
     return config.model_type == "m3bert" or bool(getattr(config, "elastic", None))
@@ -46,10 +46,10 @@ class Granularity:
     Args:
         layer (`int`): Depth: the number of layers that run. 0 is the static table.
         dim (`int`): Number of leading dims to keep.
-        code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+        code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.CODES`].
 
     Raises:
-        ValueError: if the code is unknown.
+        ValueError: if the precision is unknown.
     """
 
     layer: int
@@ -57,7 +57,7 @@ class Granularity:
     code: str = FLOAT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "code", code_of(self.code).name)
+        precision_of(self.code)  # which refuses what is unknown
 
     @property
     def size(self) -> Granularity:
@@ -65,8 +65,8 @@ class Granularity:
         return Granularity(self.layer, self.dim)
 
     def __lt__(self, other: Granularity) -> bool:
-        mine, its = ((one.layer, one.dim, ASCENDING[one.code]) for one in (self, other))
-        return mine < its
+        first, second = ((g.layer, g.dim, ASCENDING[g.code]) for g in (self, other))
+        return first < second
 
     def __str__(self) -> str:
         return f"{self.layer}x{self.dim}" + ("" if self.code == FLOAT else f"@{self.code}")
@@ -124,15 +124,9 @@ class Grid:
     @classmethod
     def parse(cls, text: str) -> Grid:
         """
-        Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`, or of three with codes:
+        Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`, or of three with precisions:
         `4,8x32,64@float32,int8`. Text with several is a list of granularities: `2x16,4x32@binary,12x768`. The default
-        code is float32. Spaces are ignored.
-
-        Args:
-            text (`str`): The grid.
-
-        Returns:
-            [`Grid`]
+        precision is float32. Spaces are ignored.
 
         Raises:
             ValueError: if the text has neither form, or a precision is unknown.
@@ -168,12 +162,12 @@ class Grid:
         """The grid of one granularity: full depth and all dims of a model of this config."""
         return cls((Granularity(config.num_hidden_layers, config.hidden_size),))
 
-    @property
+    @cached_property
     def layers(self) -> list[int]:
         """Layers of the grid, ascending."""
         return sorted({member.layer for member in self})
 
-    @property
+    @cached_property
     def dims(self) -> list[int]:
         """Dims of the grid, ascending."""
         return sorted({member.dim for member in self})
@@ -182,14 +176,19 @@ class Grid:
         """Dims of the grid at `layer`, ascending."""
         return sorted({member.dim for member in self if member.layer == layer})
 
-    @property
+    @cached_property
+    def coded(self) -> list[Granularity]:
+        """The granularities that are not in float32."""
+        return [member for member in self if member.code != FLOAT]
+
+    @cached_property
     def codes(self) -> list[str]:
-        """Codes of the grid, fewest bits first."""
+        """Precisions of the grid, fewest bits first."""
         return sorted({member.code for member in self}, key=ASCENDING.__getitem__)
 
     @property
     def sizes(self) -> Grid:
-        """The grid without codes: float32 at every layer and dim that a member has. One encode gives them all."""
+        """The grid without precisions: float32 at every layer and dim that a member has. One encode gives them all."""
         return Grid(tuple({member.size for member in self}))
 
     @property
@@ -198,18 +197,17 @@ class Grid:
         return Granularity(self.layers[-1], self.dims[-1])
 
     def require_float32(self) -> Grid:
-        """Check that no granularity has a precision, and return the grid: a precision stores embeddings, it is not
-        trained."""
-        if coded := [str(member) for member in self if member.code != FLOAT]:
+        """The grid. A ValueError says that a granularity has a precision, which is for stored embeddings only."""
+        if self.coded:
             raise ValueError(
-                f"{', '.join(coded)}: a model is trained and run in float32. Codes are for stored embeddings: "
-                "name them in an evaluation."
+                f"{', '.join(map(str, self.coded))}: a model is trained and run in float32. Codes are for stored "
+                "embeddings: name them in an evaluation."
             )
         return self
 
     def validate(self, config: EncoderConfig) -> Grid:
-        """Check that a model of this config has every granularity, and that none has a precision, and return the grid.
-        To check a grid with codes, check its [`~Grid.sizes`]."""
+        """The grid. A ValueError says that a model of this config lacks a granularity, or that one has a precision:
+        check the [`~Grid.sizes`] of such a grid."""
         self.require_float32()
         depth, width = config.num_hidden_layers, config.hidden_size
         from ..modeling.configuration_elastic import Elasticity  # not loaded to parse a grid
@@ -226,9 +224,6 @@ class Grid:
         """
         Parse teacher-student pairs: `12x768>4x64`, `12x768>4x32,64`, or `12x768>all` (all other granularities of this
         grid). Semicolons separate several pairs.
-
-        Args:
-            text (`str`): The pairs, teachers first.
 
         Returns:
             `list[tuple[Granularity, Granularity]]`: (student, teacher) of each pair, in the order of the text.

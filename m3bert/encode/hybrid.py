@@ -7,10 +7,9 @@ and the last rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -22,7 +21,7 @@ from .words import words
 CANDIDATES = 1000  # documents per query that each search gives
 BM25_WEIGHT = 0.5  # a round value; benchmarks/static_peers.py compares others
 RANK_CONSTANT = 60
-# Frequent words of English (those of Lucene): a query searches all others, if it has any.
+# Frequent words of English (from Lucene): a query searches all others, if it has any.
 STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
     "to was will with".split()
@@ -43,19 +42,19 @@ class Ranking:
     scores: np.ndarray
     rows: np.ndarray
 
-    def without(self, own: np.ndarray, k: int) -> Ranking:
-        """The first `k` documents of each query other than its own (`-1`: it has none)."""
-        left_out = (self.rows == own[:, None]) & (self.rows >= 0)
+    def without(self, documents: np.ndarray, k: int) -> Ranking:
+        """The first `k` documents of each query, without one document per query (`-1`: none)."""
+        left_out = (self.rows == documents[:, None]) & (self.rows >= 0)
         scores, rows = np.where(left_out, self.scores[:, -1:], self.scores), np.where(left_out, -1, self.rows)
         order = np.argsort(left_out, axis=1, kind="stable")[:, :k]  # they come last
-        return Ranking(*(np.take_along_axis(its, order, axis=1) for its in (scores, rows)))
+        return Ranking(*(np.take_along_axis(array, order, axis=1) for array in (scores, rows)))
 
 
 def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDIDATES) -> Ranking:
     """
     Search documents by BM25 (k1 1.2, b 0.75, idf as in Lucene) over their [`words`], with bm25s. Words are compared in
-    lower case and without accents and English endings (Snowball's stemmer). A word that the query repeats counts as
-    often. Needs the extra `evaluation`.
+    lower case and without accents and English endings (Snowball's stemmer). Repeated query words count repeatedly.
+    Needs the extra `evaluation`.
 
     Args:
         queries (`Sequence[str]`): Queries.
@@ -78,9 +77,9 @@ def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDI
         every = [*map(folded, words(query))]
         asked = [word for word in every if word not in STOP_WORDS] or every  # "to be or not to be"
         if asked:
-            found = index.get_scores(stemmer.stemWords(asked))
-            best = _best(np.flatnonzero(found), found[found > 0], k)
-            rows[number, : len(best)], scores[number, : len(best)] = best, found[best]
+            by_row = index.get_scores(stemmer.stemWords(asked))
+            best = _best(np.flatnonzero(by_row), by_row[by_row > 0], k)
+            rows[number, : len(best)], scores[number, : len(best)] = best, by_row[best]
     return Ranking(scores, rows)
 
 
@@ -118,10 +117,10 @@ def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WE
 def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_CONSTANT) -> np.ndarray:
     """
     Fuse two searches by `1 / (constant + rank)` summed over both (reciprocal rank fusion). Documents with equal scores
-    share the last of their ranks. Arguments and result are those of [`fuse_scores`].
+    share the last of their ranks. Arguments and result as in [`fuse_scores`].
     """
     shares = [
-        1 / (constant + np.stack([np.searchsorted(-its, -its, side="right") for its in side.scores]))
+        1 / (constant + np.stack([np.searchsorted(-scores, -scores, side="right") for scores in side.scores]))
         for side in (first, second)
     ]
     return _fused(first, second, shares, np.add, k)
@@ -130,22 +129,25 @@ def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_C
 FUSIONS = {"scores": fuse_scores, "ranks": fuse_ranks}
 
 
-def _fused(first: Ranking, second: Ranking, values: Sequence[np.ndarray], fuse: Any, k: int) -> np.ndarray:
-    """The best documents by a function of their values in both searches, whose rankings have values of their shape."""
-    best = np.full((len(first.rows), k), -1)
-    for query, (one, other) in enumerate(zip(first.rows, second.rows, strict=True)):
-        rows = np.setdiff1d(np.union1d(one, other), -1)
-        sides = (_values(rows, side, its[query]) for side, its in zip((one, other), values, strict=True))
-        found = _best(rows, fuse(*sides), k)
-        best[query, : len(found)] = found
-    return best
-
-
-def _values(rows: np.ndarray, found: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The values of sorted rows in a search of one query; rows that it did not find have the last value."""
-    everywhere = np.full(len(rows), values[-1])
-    everywhere[np.searchsorted(rows, found[found >= 0])] = values[found >= 0]
-    return everywhere
+def _fused(
+    first: Ranking,
+    second: Ranking,
+    values: Sequence[np.ndarray],
+    fuse: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    k: int,
+) -> np.ndarray:
+    """The best documents by a function of their values in both searches, whose rankings have values of their shape.
+    Rows that a search did not find have its last value."""
+    fused = np.full((len(first.rows), k), -1)
+    for query, sides in enumerate(zip(first.rows, second.rows, strict=True)):
+        union = np.setdiff1d(np.union1d(*sides), -1)
+        both = []
+        for rows, of_side in zip(sides, values, strict=True):
+            both.append(np.full(len(union), of_side[query, -1]))
+            both[-1][np.searchsorted(union, rows[rows >= 0])] = of_side[query, rows >= 0]
+        best = _best(union, fuse(*both), k)
+        fused[query, : len(best)] = best
+    return fused
 
 
 def _best(rows: np.ndarray, values: np.ndarray, k: int) -> np.ndarray:

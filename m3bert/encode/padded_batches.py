@@ -19,13 +19,7 @@ def tokenized_chunks(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, cost: PassCost
 ) -> Iterator[tuple[list[int], BatchEncoding]]:
     """
-    Tokenise texts and divide them into batches that cost least to encode ([`chunked`]).
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
-        texts (`Sequence[str]`): Texts, at least one.
-        max_length (`int`): Maximum length of a text in tokens; longer texts are truncated.
-        cost ([`PassCost`]): Cost of a pass of the encoder.
+    Tokenise at least one text, truncated to `max_length` tokens, and form batches that cost least ([`chunked`]).
 
     Yields:
         `tuple[list[int], BatchEncoding]`: indices of the texts of a batch, and its tensors `input_ids` and

@@ -48,14 +48,8 @@ class Projection(nn.Linear):
             return nn.functional.linear(precise(vectors), precise(self.weight), bias)
 
     def validate(self, objective: Any, config: EncoderConfig) -> None:
-        """
-        Check that the projection gives everything that the objective reads, and that the published model gives all
-        dims, which the projection reads.
-
-        Raises:
-            ValueError: if the objective reads token hidden states, a layer other than the last, or more dims than the
-                projection has; or if the model's config has an `output_dim`.
-        """
+        """Raise a ValueError if the objective reads token hidden states, another layer than the last, or more dims
+        than the projection has; or if the model's config has an `output_dim`: the projection reads all dims."""
         if width_of(config) != self.in_features:
             raise ValueError(
                 f"A projection reads all dims: unset output_dim={width_of(config)} in the model's config."
@@ -65,13 +59,8 @@ class Projection(nn.Linear):
         self._validate(objective.grid, [config.num_hidden_layers])
 
     def validate_grid(self, grid: Grid, config: EncoderConfig) -> None:
-        """
-        Check that all granularities can be projected: at the last layer or an exit into its space, and within the dims
-        of the projection.
-
-        Raises:
-            ValueError: if one is not. The message names it.
-        """
+        """Raise a ValueError that names the granularities that cannot be projected: they must be at the last layer or
+        an exit into its space, and within the dims of the projection."""
         self._validate(grid, shared_layers(config))
 
     def _validate(self, grid: Grid, layers: list[int]) -> None:

@@ -1,7 +1,7 @@
 """
 The only module that knows about ranks.
 
-All objectives follow one rule. Each rank computes the losses of its own rows against the candidates of all ranks
+All objectives follow one rule. Each rank computes the losses of its rows against the candidates of all ranks
 ([`RankRows.gather`], which carries gradient) and averages them with [`RankRows.mean`]. Data parallelism then averages
 the gradients over ranks, which gives the gradient of one batch of all rows. Where memory is short, the candidates are
 passed around the ranks instead of gathered ([`Ring`]).
@@ -95,7 +95,7 @@ class RankRows:
 @dataclass(frozen=True)
 class Ring:
     """
-    The ranks in a ring: each sends its tensors to the next rank and receives those of the previous one, until every
+    The ranks in a ring: each sends tensors to the next rank and receives from the previous one, until every
     rank has seen the tensors of all (after Inf-CL, [2410.17243](https://huggingface.co/papers/2410.17243), and ring
     attention, [2310.01889](https://huggingface.co/papers/2310.01889)). All ranks must make the same calls in the same
     order.
@@ -119,13 +119,13 @@ class Ring:
                 tensors = arrival()
 
     def pass_on_gradients(self, gradients: torch.Tensor, passes: int) -> torch.Tensor:
-        """Send on the gradients of tensors of [`rounds`] that were passed `passes` times, and return those of the
-        tensors that come next. The last call brings this rank's own back to it."""
+        """Send on the gradients of tensors of [`rounds`] that were passed `passes` times, and return the gradients of
+        the tensors that come next. The last call returns the gradients of this rank's tensors."""
         (received,) = self._pass_on([gradients], passes, channel=1)()
         return received
 
     def _pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int) -> Callable[[], list[torch.Tensor]]:
-        """Start to send tensors to the next rank. The result waits for those of the previous rank, and returns them.
+        """Start to send tensors to the next rank. The result waits for the previous rank's tensors.
         Transfers at the same time need different channels."""
         ranks = len(self.counts)
         following, previous = (self.rank + 1) % ranks, (self.rank - 1) % ranks
@@ -165,7 +165,7 @@ def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on a device whose tensors the ranks can exchange: NCCL takes those of a GPU only."""
+    """The tensor on a device whose tensors the ranks can exchange: NCCL takes a GPU's tensors only."""
     if f"{tensor.device.type}:" in distributed.get_backend_config():
         return tensor
     return tensor.to(torch.accelerator.current_accelerator())
@@ -197,7 +197,7 @@ class _SumOverRanks(torch.autograd.Function):
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, rows: RankRows) -> torch.Tensor:
-        ctx.own = slice(rows.offset, rows.offset + len(tensor))
+        ctx.rows = slice(rows.offset, rows.offset + len(tensor))
         padded = tensor.new_zeros((max(rows.counts), *tensor.shape[1:]))
         padded[: len(tensor)] = tensor
         gathered = [torch.empty_like(padded) for _ in rows.counts]
@@ -208,4 +208,4 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         total = grad_outputs[0].contiguous().clone()
         distributed.all_reduce(total)
-        return total[ctx.own], None
+        return total[ctx.rows], None

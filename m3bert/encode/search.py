@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -40,8 +39,8 @@ def nearest(queries: torch.Tensor, documents: torch.Tensor, k: int) -> tuple[np.
     best, rows, start = queries[:, :0], queries[:, :0].long(), 0
     for block in documents.split(ROWS_AT_ONCE):
         block = nn.functional.normalize(block.to(queries.device).float(), dim=1)
-        found = [_first_best(some @ block.T, k) for some in queries.split(QUERIES_AT_ONCE)]
-        cosines, places = (torch.cat(parts) for parts in zip(*found, strict=True))
+        of_block = [_first_best(some @ block.T, k) for some in queries.split(QUERIES_AT_ONCE)]
+        cosines, places = (torch.cat(parts) for parts in zip(*of_block, strict=True))
         best, rows = torch.cat([best, cosines], dim=1), torch.cat([rows, places + start], dim=1)
         # Stable: the rows of equal cosines are in ascending order, in a block and from block to block.
         best, order = best.sort(dim=1, descending=True, stable=True)
@@ -61,32 +60,6 @@ def _first_best(cosines: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     return cosines.gather(1, columns), columns
 
 
-class ExactIndex:
-    """
-    An exact search by cosine whose time is measured: faiss' `IndexFlatIP` if faiss is installed (extra `evaluation`),
-    otherwise [`nearest`].
-
-    Args:
-        documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings; need not be normalised.
-    """
-
-    engine = "torch" if find_spec("faiss") is None else "faiss"
-
-    def __init__(self, documents: torch.Tensor):
-        self._documents = nn.functional.normalize(documents.float(), dim=1)
-        if self.engine == "faiss":
-            import faiss
-
-            self._index = faiss.IndexFlatIP(documents.shape[1])
-            self._index.add(self._documents.numpy())
-
-    def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and rows of the nearest documents, both of shape `(queries, k)`, best first."""
-        if self.engine == "torch":
-            return nearest(queries, self._documents, k)
-        return self._index.search(nn.functional.normalize(queries.float(), dim=1).numpy(), k)
-
-
 def rerank(
     queries: torch.Tensor, documents: torch.Tensor, shortlist: np.ndarray, sizes: Sequence[int]
 ) -> dict[int, np.ndarray]:
@@ -94,26 +67,23 @@ def rerank(
     The second stage of a two-stage search: sort the first documents of a shortlist by cosine.
 
     Args:
-        queries (`torch.Tensor` of shape `(queries, dim)`): Embeddings at the granularity that reranks; need not be
-            normalised.
-        documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings of the whole collection, at the same
-            granularity.
-        shortlist (`np.ndarray` of shape `(queries, length)`): Rows of `documents` found by the first stage, best
-            first.
+        queries (`torch.Tensor` of shape `(queries, dim)`): Embeddings; need not be normalised.
+        documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings of the whole collection.
+        shortlist (`np.ndarray` of shape `(queries, length)`): Rows of `documents`, best first.
         sizes (`Sequence[int]`): Numbers of documents to rerank; each number is a separate search.
 
     Returns:
         `dict[int, np.ndarray]`: size -> rows of shape `(queries, size)`, best first.
     """
-    queries, found = nn.functional.normalize(queries.float(), dim=1), []
+    queries, reordered = nn.functional.normalize(queries.float(), dim=1), []
     for query, rows in zip(queries, shortlist, strict=True):
         cosines = nn.functional.normalize(documents[torch.from_numpy(rows)].float(), dim=1) @ query
         orders = (cosines[:size].argsort(descending=True, stable=True).numpy() for size in sizes)
-        found.append([rows[order] for order in orders])
-    return {size: np.stack(ranked) for size, ranked in zip(sizes, zip(*found, strict=True), strict=True)}
+        reordered.append([rows[order] for order in orders])
+    return {size: np.stack(ranked) for size, ranked in zip(sizes, zip(*reordered, strict=True), strict=True)}
 
 
 def products_share(documents: int, dims: tuple[int, int], size: int) -> float:
-    """Multiplications of a two-stage search, as a share of those of an exact search at the dim of the second stage."""
+    """Multiplications of a two-stage search, as a share of an exact search at the dim of the second stage."""
     first, second = dims
     return (documents * first + size * second) / (documents * second)

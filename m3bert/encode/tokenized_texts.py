@@ -59,16 +59,16 @@ class TokenizedTexts:
             remaining = (text for text in texts if text.strip())
             while chunk := list(islice(remaining, TEXTS_AT_ONCE * world_size())):
                 fingerprint_of(chunk, digest)
-                start, own = self.counts[source], chunk[rank() :: world_size()]
+                start, part = self.counts[source], chunk[rank() :: world_size()]
                 self.counts[source] += len(chunk)
-                if not own:
+                if not part:
                     continue
                 turns = range(start + rank(), start + len(chunk), world_size())
-                prompted = [prompts[turn % len(prompts)] + text for turn, text in zip(turns, own, strict=True)]
-                found = tokenizer(prompted, truncation=True, max_length=max_length, return_attention_mask=False)
-                for text, ids in zip(own, found["input_ids"], strict=True):
+                prompted = [prompts[turn % len(prompts)] + text for turn, text in zip(turns, part, strict=True)]
+                encoded = tokenizer(prompted, truncation=True, max_length=max_length, return_attention_mask=False)
+                for text, ids in zip(part, encoded["input_ids"], strict=True):
                     self._file.write(json.dumps(TokenizedText(source, text, ids)) + "\n")
-                every = torch.tensor(list(chain(*found["input_ids"])), dtype=torch.long)
+                every = torch.tensor(list(chain(*encoded["input_ids"])), dtype=torch.long)
                 self._token_counts += torch.bincount(every, minlength=len(tokenizer))
         self.fingerprint = digest.hexdigest()
 

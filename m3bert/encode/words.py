@@ -5,7 +5,7 @@ from __future__ import annotations
 import regex
 
 
-# Scripts that put no spaces between words; LB=SA are those of South East Asia (Thai, Lao, Khmer, Myanmar, ...).
+# Scripts that put no spaces between words; LB=SA are South East Asian (Thai, Lao, Khmer, Myanmar, ...).
 _WITHOUT_SPACES = r"(?=\p{L})[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{scx=Bopo}\p{sc=Yiii}\p{LB=SA}]"
 _EMOJI = r"[\p{Extended_Pictographic}\p{Regional_Indicator}]"
 _SPELLED = r"[\p{L}\p{N}\p{Co}]"  # with joiners between its letters, as in Persian, and marks, as in Hindi

@@ -32,13 +32,10 @@ if TYPE_CHECKING:
     from .own_data import collection_task as collection_task, labels_task as labels_task, pairs_task as pairs_task
     from .readers import load_task as load_task
     from .results import (
-        AsymmetricSearch as AsymmetricSearch,
         GridResults as GridResults,
-        HybridSearch as HybridSearch,
         Latency as Latency,
-        RescoredSearch as RescoredSearch,
+        MeasuredSearch as MeasuredSearch,
         Score as Score,
-        TwoStageSearch as TwoStageSearch,
     )
     from .tasks import (
         GROUPS as GROUPS,
@@ -63,7 +60,7 @@ EXPORTS = {
     ".metrics": "library_metrics ranking_scores",
     ".own_data": "collection_task labels_task pairs_task",
     ".readers": "load_task",
-    ".results": "AsymmetricSearch GridResults HybridSearch Latency RescoredSearch Score TwoStageSearch",
+    ".results": "GridResults Latency MeasuredSearch Score",
     ".tasks": "GROUPS TASKS HubData Task find_task find_tasks",
 }
 __getattr__, __dir__, __all__ = face(__name__, EXPORTS)

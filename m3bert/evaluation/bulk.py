@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 
-from ..data.collators import joined_text, separator_for
+from ..data.collators import joined_texts, separator_for
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
 from ..utils.columns import Role
@@ -40,7 +39,7 @@ class GridEmbedder:
     ):
         self.load, self.text_column, self.role, self.normalize = load, text_column, role, normalize
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "encoder"}
 
     @cached_property
@@ -48,7 +47,7 @@ class GridEmbedder:
         """The encoder of this process."""
         return self.load()
 
-    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Sequence[object]]) -> dict[str, object]:
         """
         Args:
             batch (`Mapping[str, Sequence]`): Column -> values. There may be no rows.
@@ -65,8 +64,6 @@ class GridEmbedder:
         if not rows:  # the part of an engine's data that is empty
             return {**batch, **{name: torch.empty((0, g.dim), dtype=dtype).numpy() for name, g in widest.items()}}
         separator = separator_for([self.text_column], self.encoder.tokenizer)
-        embeddings = self.encoder.encode(
-            [joined_text(row, self.text_column, separator) for row in rows], role=self.role
-        )
+        embeddings = self.encoder.encode([*joined_texts(rows, self.text_column, separator)], role=self.role)
         vectors = {name: embeddings.at(g, normalize=self.normalize).to(dtype) for name, g in widest.items()}
-        return {**batch, **{name: found.numpy() for name, found in vectors.items()}}
+        return {**batch, **{name: tensor.numpy() for name, tensor in vectors.items()}}

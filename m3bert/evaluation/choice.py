@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import mean
+from operator import attrgetter
 
-from ..encode.codes import FLOAT
 from ..encode.granularity import Granularity
-from .results import GridResults, TwoStageSearch, rescored_bytes
+from ..encode.precisions import FLOAT
+from .results import GridResults, mean_over_tasks, rescored_bytes
 
 
 GIGABYTE = 1e9
@@ -22,10 +22,8 @@ class Budget:
 
     Args:
         documents (`int`): Number of vectors in the index.
-        memory_gb (`float`, *optional*): Maximum memory of the stored vectors, in gigabytes (1e9 bytes): codes, and
-            what is kept beside them to rescore a shortlist.
-        latency_ms (`float`, *optional*): Maximum milliseconds per query for encoding and search, on the machine of the
-            evaluation.
+        memory_gb (`float`, *optional*): Maximum memory of all stored vectors, in gigabytes (1e9 bytes).
+        latency_ms (`float`, *optional*): Maximum milliseconds per query for encoding and search.
         min_quality (`float`, *optional*): Minimum quality: mean of the main metrics.
     """
 
@@ -38,9 +36,9 @@ class Budget:
 @dataclass(frozen=True)
 class SearchPlan:
     """
-    A measured two-stage search, averaged over collections. The first stage finds a shortlist, the second one reranks
-    it with all dims. `products_share` is its multiplications as a share of those of the exact search, whose main
-    metric is `exact_quality`.
+    A measured two-stage search, averaged over collections. The first stage finds a shortlist, the second reranks it
+    with all dims. `products_share` is its share of the multiplications of the exact search, whose main metric is
+    `exact_quality`.
     """
 
     first_dim: int
@@ -66,14 +64,11 @@ class Choice:
 
     Args:
         granularity ([`Granularity`]): Granularity of the documents, with their precision. Queries have its dim, too.
-        query_layer (`int`): Layer of the queries. It differs from the granularity's layer with asymmetric
-            encoders.
+        query_layer (`int`): Layer of the queries, which is another one with asymmetric encoders.
         quality (`float`): Mean of the main metrics of the tasks, with exact search, or with rescoring.
-        memory_gb (`float`): Memory of all vectors, in gigabytes, with those that rescore.
-        latency_ms (`float`, *optional*): Milliseconds per query with the chosen search, encoded in torch; `None` if
-            latency was not measured, or not for this precision.
-        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search, as always with
-            asymmetric encoders.
+        memory_gb (`float`): Memory of all stored vectors, in gigabytes.
+        latency_ms (`float`, *optional*): Milliseconds per query in torch; `None` if it was not measured.
+        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search.
         rescoring ([`Rescoring`], *optional*): How the shortlist of a precision is rescored; `None` if it is not.
     """
 
@@ -128,21 +123,14 @@ def two_stage_plans(results: GridResults, tasks: Iterable[str], granularity: Gra
     collections = [task for task in tasks if task in results.tasks("retrieval")]
     if not collections or granularity.code != FLOAT:
         return []
-    exact, measured = results.quality(collections)[granularity], dict[tuple[int, int], dict[str, TwoStageSearch]]()
-    for search in results.two_stage_searches:
-        if (search.layer, search.second_dim) == (granularity.layer, granularity.dim):
-            measured.setdefault((search.first_dim, search.shortlist), {})[search.task] = search
-    return [
-        SearchPlan(
-            first_dim,
-            shortlist,
-            products_share=mean(searches[task].products_share for task in collections),
-            quality=mean(searches[task].value for task in collections),
-            exact_quality=exact,
-        )
-        for (first_dim, shortlist), searches in sorted(measured.items())
-        if searches.keys() >= set(collections)
-    ]
+    size = (granularity.layer, granularity.dim)
+    searches = [s for s in results.two_stage_searches if (s.layer, s.second_dim) == size]
+    exact = results.quality(collections)[granularity]
+    quality, share = (
+        mean_over_tasks(searches, collections, lambda s: (s.first_dim, s.shortlist), value_of)
+        for value_of in (attrgetter("value"), attrgetter("products_share"))
+    )
+    return [SearchPlan(*stage, share[stage], quality[stage], exact) for stage in sorted(quality)]
 
 
 def cheapest_search(
@@ -151,7 +139,7 @@ def cheapest_search(
     """
     The fastest way to search at one granularity, and its milliseconds per query: a two-stage search that keeps the
     quality, or exact search (`None`) if that is faster. Without measured latency (`None`), the two-stage search with
-    the fewest multiplications. The arguments are those of [`deployments`].
+    the fewest multiplications. Arguments as for [`deployments`].
     """
     plans = [
         plan
@@ -172,15 +160,8 @@ def cheapest_search(
 def deployments(results: GridResults, tasks: Iterable[str], documents: int, tolerance: float) -> list[Choice]:
     """
     Everything that can be chosen: every granularity, with the search of [`cheapest_search`]; and, if they were
-    measured on all tasks, every search with asymmetric encoders, which is an exact search, and every search in a
-    precision with rescoring.
-
-    Args:
-        results ([`GridResults`]): Results of an evaluation.
-        tasks (`Iterable[str]`): Tasks to judge by. There are asymmetric and rescored searches only if all are
-            retrieval tasks.
-        documents (`int`): Number of documents in the index.
-        tolerance (`float`): Share of the exact search's quality that a two-stage search may lose.
+    measured on all tasks, every exact search with asymmetric encoders, and every rescored search in a precision.
+    Arguments as for [`choose`], with the `documents` of the budget.
     """
     tasks, latency = list(tasks), results.latency
 
@@ -191,40 +172,34 @@ def deployments(results: GridResults, tasks: Iterable[str], documents: int, tole
         measured = math.inf if latency is None else latency.of(g, documents, rescore=rescore, shortlist=shortlist)
         return None if math.isinf(measured) else measured
 
-    found = []
+    choices = []
     for g, quality in results.quality(tasks).items():
         plan, milliseconds = cheapest_search(results, tasks, g, documents, tolerance)
-        found.append(Choice(g, g.layer, quality, gigabytes(g), milliseconds, plan))
+        choices.append(Choice(g, g.layer, quality, gigabytes(g), milliseconds, plan))
     for (g, layer), quality in results.asymmetric_quality(tasks).items():
-        found.append(Choice(g, layer, quality, gigabytes(g), time(Granularity(layer, g.dim))))
+        choices.append(Choice(g, layer, quality, gigabytes(g), time(Granularity(layer, g.dim))))
     for (g, by, shortlist), quality in results.rescored_quality(tasks).items():
         rescoring = Rescoring(by, shortlist)
-        found.append(Choice(g, g.layer, quality, gigabytes(g, by), time(g, by, shortlist), rescoring=rescoring))
-    return found
+        choices.append(Choice(g, g.layer, quality, gigabytes(g, by), time(g, by, shortlist), rescoring=rescoring))
+    return choices
 
 
 def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolerance: float = 0.01) -> Choice:
     """
-    Choose what to deploy, from all [`deployments`]: a granularity; a search with asymmetric encoders, whose index has
-    one granularity and whose queries are embedded at another layer; or a search in a precision whose shortlist is
-    rescored. With a minimum quality: the cheapest within all limits, with the fewest bytes, then the lowest latency.
-    Without one: the best within the limits, and the cheapest of equally good ones.
+    Choose what to deploy from all [`deployments`]. With a minimum quality: the cheapest within all limits, with the
+    fewest bytes, then the lowest latency. Without one: the best within the limits, and the cheapest of equally good
+    ones.
 
     Args:
         results ([`GridResults`]): Results of an evaluation.
         tasks (`Iterable[str]`): Tasks to judge by, with the mean of their main metrics.
-        budget ([`Budget`]): Limits. The latency of a granularity is that of [`cheapest_search`]; that of asymmetric
-            encoders is encoding at the query's layer and exact search. What was not measured does not fit a limited
-            latency.
+        budget ([`Budget`]): Limits. Granularities are searched by [`cheapest_search`], asymmetric encoders by exact
+            search. What was not measured does not fit a limited latency.
         tolerance (`float`, *optional*, defaults to 0.01): Share of the exact search's quality that a two-stage search
             may lose.
 
-    Returns:
-        [`Choice`]
-
     Raises:
-        ValueError: if a task was not scored, or if nothing fits the budget; the message then names the best value of
-            each quantity.
+        ValueError: if a task was not scored, or nothing fits the budget: the message names the best values.
     """
     candidates = deployments(results, tasks, budget.documents, tolerance)
     fitting = [

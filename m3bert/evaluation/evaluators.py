@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
-from ..encode.granularity import Granularity
 from ..encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
-from ..encode.search import SHORTLISTS, exact_search, nearest, products_share, rerank
+from ..encode.search import exact_search, nearest
 from ..encode.states import truncate
 from ..utils.columns import Role
 from ..utils.extras import require_extra
 from ..utils.hashing import fingerprint_of
 from .geometry import geometry_scores
 from .metrics import (
+    Label,
     alignment,
     classification_scores,
     pair_cosines,
@@ -35,7 +35,6 @@ from .metrics import (
     similarity_scores,
     uniformity,
 )
-from .results import AsymmetricSearch, HybridSearch, RescoredSearch, TwoStageSearch
 
 
 if TYPE_CHECKING:
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
 
 Vectors = Mapping[str, torch.Tensor]
 Scores = dict[str, float]
-Embed = Callable[[str, int], torch.Tensor]  # name of a list of texts, and layer -> embeddings, not normalised
-Search = TypeVar("Search", TwoStageSearch, RescoredSearch, AsymmetricSearch, HybridSearch)
-LONGEST_RESCORED = 100  # documents found in a code that are scored again
 
 
 @dataclass(frozen=True)
@@ -71,14 +67,14 @@ class Evaluator(ABC):
         return "document" if name == "documents" else "query"
 
     def read_as(self, role: Role, encoder: GridEncoder) -> Role | None:
-        """How an encoder reads texts of a role: if it has a default prompt, `None` for those that are not searched
-        with, as `encode` of sentence-transformers."""
+        """How an encoder reads texts of a role: `None` outside of retrieval if it has a default prompt, as `encode`
+        of sentence-transformers."""
         return role if isinstance(self, Retrieval) or encoder.default_prompt_name is None else None
 
     def fingerprint(self) -> str:
         """A digest of all texts and gold labels."""
         gold = (list(getattr(self, each.name)) for each in fields(self) if each.name != "texts")
-        texts = (text for name, its in self.texts.items() for text in (name, str(len(its)), *its))
+        texts = (text for name, part in self.texts.items() for text in (name, str(len(part)), *part))
         return fingerprint_of([*map(str, gold), *texts])
 
     @property
@@ -130,7 +126,7 @@ class PairClassification(Evaluator):
         return pair_scores(pair_cosines(vectors["sentence1"], vectors["sentence2"]), self.labels)
 
 
-def fit_classifier(train: torch.Tensor, labels: Sequence[Any]) -> LogisticRegression:
+def fit_classifier(train: torch.Tensor, labels: Sequence[Label]) -> LogisticRegression:
     """Fit a logistic regression on frozen embeddings `(texts, dim)`, which are not normalised (the evaluator of MIPIC,
     [2604.24374](https://huggingface.co/papers/2604.24374), A.4, and of MIC, B.4)."""
     linear_model = require_extra("sklearn.linear_model", "evaluation", "Classification")
@@ -145,8 +141,8 @@ class Classification(Evaluator):
     task_type: ClassVar[str] = "classification"
     main_metric: ClassVar[str] = "macro_f1"
 
-    train_labels: Sequence[Any]
-    test_labels: Sequence[Any]
+    train_labels: Sequence[Label]
+    test_labels: Sequence[Label]
 
     def score(self, vectors: Vectors) -> Scores:
         classifier = fit_classifier(vectors["train"], self.train_labels)
@@ -173,9 +169,9 @@ class BitextMining(Evaluator):
 
     def score(self, vectors: Vectors) -> Scores:
         sides = vectors["sentence1"], vectors["sentence2"]
-        own = np.arange(len(sides[0]))
+        rows = np.arange(len(sides[0]))
         return {
-            name: float((exact_search(first, second, 1)[:, 0] == own).mean())
+            name: float((exact_search(first, second, 1)[:, 0] == rows).mean())
             for name, (first, second) in (("accuracy", sides), ("accuracy_reverse", sides[::-1]))
         }
 
@@ -183,136 +179,56 @@ class BitextMining(Evaluator):
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
     """Exact search of `documents` by `queries`. `relevant` maps, per query, the row of each relevant document to its
-    grade. `cutoffs` are the values of k for Recall@k; those above the number of documents are left out. `own` has, per
-    query, the row of the document that is the query itself, which its searches leave out, or -1; empty: all have
-    none."""
+    grade. `cutoffs` are the values of k for Recall@k; those above the number of documents are left out. `self_rows` is
+    the row of the document that is the query itself, per query, which its searches leave out; -1: there is none."""
 
     task_type: ClassVar[str] = "retrieval"
     main_metric: ClassVar[str] = "ndcg@10"
 
     relevant: Sequence[Mapping[int, float]]
     cutoffs: Sequence[int] = (1, 10, 100)
-    own: Sequence[int] = ()
+    self_rows: Sequence[int] = ()
 
     def score(self, vectors: Vectors) -> Scores:
-        found = self._nearest(vectors["queries"], vectors["documents"], self._depth)
-        return ranking_scores(found.rows, self.relevant, self.cutoffs)
+        return self.score_ranked(self.nearest(vectors, max([*self.cutoffs, 10])).rows)
 
-    def two_stage_searches(self, task: str, layer: int, vectors: Vectors, dims: Sequence[int]) -> list[TwoStageSearch]:
-        """Measure searches with a short prefix that are reranked with a longer one, for every pair of dims (ascending)
-        and every length in [`SHORTLISTS`] up to the size of the collection. The vectors are those of one layer at the
-        widest of the dims."""
-        queries, documents = vectors["queries"], vectors["documents"]
-        sizes = [size for size in SHORTLISTS if size <= self._others]
-        searches: list[TwoStageSearch] = []
-        for position, first in enumerate(dims[:-1] if sizes else ()):
-            shortlist = self._nearest(truncate(queries, first), truncate(documents, first), sizes[-1]).rows
-            for second in dims[position + 1 :]:
-                stages = {"task": task, "layer": layer, "first_dim": first, "second_dim": second}
-                ranked = rerank(truncate(queries, second), truncate(documents, second), shortlist, sizes)
-                for size in sizes:
-                    share = products_share(len(documents), (first, second), size)
-                    searches.append(
-                        self._measured(TwoStageSearch, ranked[size], **stages, shortlist=size, products_share=share)
-                    )
-        return searches
-
-    def rescored_searches(
-        self, task: str, size: Granularity, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]
-    ) -> list[RescoredSearch]:
-        """Measure searches that find a shortlist in a precision and rescore it, for every length in [`SHORTLISTS`] up
-        to 100 and to the size of the collection. `rescorers` are functions that give the vectors that rescore."""
-        lengths = [length for length in SHORTLISTS if length <= min(self._others, LONGEST_RESCORED)]
-        if not lengths or not rescorers:
-            return []
-        shortlist = self._nearest(coded["queries"], coded["documents"], lengths[-1]).rows
-        fields = {"task": task, "layer": size.layer, "dim": size.dim, "code": size.code}
-        searches = []
-        for name, vectors_of in rescorers.items():
-            vectors = vectors_of()
-            for length, ranked in rerank(vectors["queries"], vectors["documents"], shortlist, lengths).items():
-                searches.append(self._measured(RescoredSearch, ranked, **fields, rescore=name, shortlist=length))
-        return searches
-
-    def asymmetric_searches(
-        self, task: str, embeddings: Embed, dims: Mapping[int, Sequence[int]]
-    ) -> list[AsymmetricSearch]:
-        """Measure exact searches with queries and documents at different layers, for every pair of layers and dim that
-        both have. `dims` maps layers to their dims, ascending."""
-        queries = {layer: embeddings("queries", layer) for layer in dims}
-        searches = []
-        for document_layer in dims:
-            documents = embeddings("documents", document_layer)
-            for dim in dims[document_layer]:
-                others = [layer for layer in dims if layer != document_layer and dim in dims[layer]]
-                if not others:
-                    continue
-                # One search serves the queries of all layers, and finds as many as ndcg@10 reads.
-                sides = torch.cat([truncate(queries[layer], dim) for layer in others])
-                found = np.split(self._nearest(sides, truncate(documents, dim), 10).rows, len(others))
-                for layer, ranked in zip(others, found, strict=True):
-                    fields = {"task": task, "query_layer": layer, "document_layer": document_layer, "dim": dim}
-                    searches.append(self._measured(AsymmetricSearch, ranked, **fields))
-        return searches
-
-    def hybrid_searches(self, task: str, embeddings: Embed, dims: Mapping[int, Sequence[int]]) -> list[HybridSearch]:
-        """Measure BM25 alone, and beside exact search with queries at every layer and documents at the last one, for
-        every dim that both have."""
-        last, none = max(dims), dict.fromkeys(("query_layer", "document_layer", "dim", "fusion"))
-        documents = embeddings("documents", last)
-        searches = [self._measured(HybridSearch, self._bm25_ranked(), task=task, **none)]
-        for layer in dims:
-            queries = embeddings("queries", layer)
-            for dim in (dim for dim in dims[layer] if dim in dims[last]):
-                vectors = {"queries": truncate(queries, dim), "documents": truncate(documents, dim)}
-                fields = {"task": task, "query_layer": layer, "document_layer": last, "dim": dim}
-                searches += [
-                    self._measured(HybridSearch, self._bm25_ranked(vectors, name), **fields, fusion=name)
-                    for name in FUSIONS
-                ]
-        return searches
+    def score_ranked(self, rows: np.ndarray) -> Scores:
+        """Metrics of ranked documents `(queries, k)`, best first."""
+        return ranking_scores(rows, self.relevant, self.cutoffs)
 
     def score_bm25(self, vectors: Vectors | None = None, fusion: str = "scores") -> Scores:
         """Metrics of BM25, beside exact search by embeddings if there are some. `fusion` is `"scores"` or `"ranks"`;
         see [`fuse_scores`] and [`fuse_ranks`]."""
-        return ranking_scores(self._bm25_ranked(vectors, fusion), self.relevant, self.cutoffs)
+        return self.score_ranked(self.bm25_ranked(vectors, fusion))
 
-    def _bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:
+    def bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:
+        """The documents that [`~Retrieval.score_bm25`] scores, `(queries, k)`."""
+        depth = max([*self.cutoffs, 10])  # nDCG and MRR read the first 10
         if vectors is None:
-            return self._words.rows[:, : self._depth]
-        found = self._nearest(vectors["queries"], vectors["documents"], CANDIDATES)
-        return FUSIONS[fusion](found, self._words, self._depth)
+            return self._bm25.rows[:, :depth]
+        return FUSIONS[fusion](self.nearest(vectors, CANDIDATES), self._bm25, depth)
 
-    def _measured(self, kind: type[Search], ranked: np.ndarray, **fields: Any) -> Search:
-        """A search with its value of the main metric."""
-        value = ranking_scores(ranked, self.relevant, self.cutoffs)[self.main_metric]
-        return kind(documents=len(self.texts["documents"]), metric=self.main_metric, value=value, **fields)
-
-    @property
-    def _depth(self) -> int:
-        """Length of the ranked lists: nDCG and MRR read the first 10."""
-        return max([*self.cutoffs, 10])
+    def nearest(self, vectors: Vectors, k: int) -> Ranking:
+        """The nearest documents of the queries, which may come several times, one list behind another."""
+        return self._without_self(
+            lambda length: Ranking(*nearest(vectors["queries"], vectors["documents"], length)), k
+        )
 
     @property
-    def _others(self) -> int:
+    def reachable(self) -> int:
         """Number of documents that every query can find."""
-        return len(self.texts["documents"]) - bool(self.own)
+        return len(self.texts["documents"]) - bool(self.self_rows)
 
     @cached_property
-    def _words(self) -> Ranking:
-        """BM25's best documents."""
-        return self._others_found(partial(bm25_search, self.texts["queries"], self.texts["documents"]), CANDIDATES)
+    def _bm25(self) -> Ranking:
+        return self._without_self(partial(bm25_search, self.texts["queries"], self.texts["documents"]), CANDIDATES)
 
-    def _nearest(self, queries: torch.Tensor, documents: torch.Tensor, k: int) -> Ranking:
-        """The nearest documents of the task's queries, which may come several times, one list behind another."""
-        return self._others_found(lambda length: Ranking(*nearest(queries, documents, length)), k)
-
-    def _others_found(self, search: Callable[[int], Ranking], k: int) -> Ranking:
+    def _without_self(self, search: Callable[[int], Ranking], k: int) -> Ranking:
         """The `k` best documents of a search that are not the query itself."""
-        if not self.own:
+        if not self.self_rows:
             return search(k)
-        found = search(k + 1)
-        return found.without(np.resize(self.own, len(found.rows)), k)
+        ranking = search(k + 1)
+        return ranking.without(np.resize(self.self_rows, len(ranking.rows)), k)
 
 
 @dataclass(frozen=True)

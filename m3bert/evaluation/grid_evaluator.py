@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import BatchEncoding
 
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
@@ -23,15 +24,13 @@ if TYPE_CHECKING:
 
 class GridEvaluator:
     """
-    Scores a model on tasks at every granularity of a grid, with each text encoded once. For `evaluator` of a trainer.
+    Scores a model on tasks at every granularity of a grid, with each text encoded once: the `evaluator` of a trainer.
+    ValueError if a task is unknown or has no data.
 
     Args:
         tasks (`Iterable[str | Task]`): Tasks, or names of tasks or groups of them ([`find_tasks`]).
         grid ([`Grid`] or `str`, *optional*): Granularities to score. Default: the trained ones.
         data (`Path`, *optional*): Folder of local data sets. Data that is not there is read from the Hub.
-
-    Raises:
-        ValueError: if a task is unknown or has no data.
 
     ```python
     >>> evaluator = GridEvaluator(["stsb"], grid="2,6x64,384")  # doctest: +SKIP
@@ -45,8 +44,8 @@ class GridEvaluator:
     def __init__(
         self, tasks: Iterable[str | Task], grid: Grid | str | None = None, data: str | Path | None = None
     ) -> None:
-        found = [each for task in tasks for each in ([task] if isinstance(task, Task) else find_tasks([task]))]
-        self.evaluators = {task.name: load_task(task, None if data is None else Path(data)) for task in found}
+        members = [each for task in tasks for each in ([task] if isinstance(task, Task) else find_tasks([task]))]
+        self.evaluators = {task.name: load_task(task, None if data is None else Path(data)) for task in members}
         self.grid = Grid.parse(grid) if isinstance(grid, str) else grid
 
     def primary_metric(self, trained: Grid) -> str:
@@ -87,7 +86,7 @@ def as_sentence_transformer(encoder: GridEncoder, granularity: Granularity | Non
             super().__init__()
             self.model, self.tokenizer, self.max_seq_length = encoder.model, encoder.tokenizer, encoder.max_length
 
-        def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> Any:
+        def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: object) -> BatchEncoding:
             return encoder.tokenizer(
                 [(prompt or "") + text for text in inputs],
                 padding=True,
@@ -96,14 +95,14 @@ def as_sentence_transformer(encoder: GridEncoder, granularity: Granularity | Non
                 return_tensors="pt",
             )
 
-        def forward(self, features: dict[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
+        def forward(self, features: dict[str, torch.Tensor], **kwargs: object) -> dict[str, torch.Tensor]:
             inputs = {name: features[name] for name in ("input_ids", "attention_mask")}
             return {**features, "sentence_embedding": encoder.pooled(inputs)[size.layer]}
 
         def get_embedding_dimension(self) -> int:
             return size.dim
 
-        def save(self, *arguments: Any, **kwargs: Any) -> None:
+        def save(self, *arguments: object, **kwargs: object) -> None:
             raise ValueError("This model is in training: save it with its trainer.")
 
     prompts = dict.fromkeys(("query", "document", encoder.default_prompt_name or "query"), "") | {**encoder.prompts}

@@ -1,9 +1,8 @@
-"""The metrics of the evaluators, and those of the library `evaluate` for a trainer."""
+"""The metrics of the evaluators, and metrics of the library `evaluate` for a trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from transformers import EvalPrediction
 from ..utils.extras import require_extra
 
 
+Label = int | float | str | bool
 ROWS_AT_ONCE = 1024  # rows of the matrix of distances that are in memory together
 
 
@@ -41,7 +41,7 @@ def pair_scores(cosines: np.ndarray, labels: Sequence[int]) -> dict[str, float]:
     return {"accuracy": float(accuracies.max()), "average_precision": float(average_precision)}
 
 
-def classification_scores(predicted: Sequence[Any], labels: Sequence[Any]) -> dict[str, float]:
+def classification_scores(predicted: Sequence[Label], labels: Sequence[Label]) -> dict[str, float]:
     """`macro_f1`, the unweighted mean over classes, and `accuracy` of labels, which are numbers or names."""
     metrics = require_extra("sklearn.metrics", "evaluation", "Classification")
     macro_f1 = metrics.f1_score(labels, predicted, average="macro")
@@ -56,14 +56,14 @@ def ranking_scores(
 
     Args:
         ranked (`np.ndarray` of shape `(queries, k)`): Documents found, best first.
-        relevant (`Sequence[Mapping[int, float]]`): Per query: relevant document -> its grade, above 0.
-        cutoffs (`Sequence[int]`, *optional*, defaults to `(1, 10, 100)`): Values of k for Recall@k; those above the
-            length of the lists are left out.
+        relevant (`Sequence[Mapping[int, float]]`): Per query: relevant document -> grade, above 0.
+        cutoffs (`Sequence[int]`, *optional*, defaults to `(1, 10, 100)`): Values of k for Recall@k, up to the length
+            of the lists.
 
     Returns:
         `dict[str, float]`: `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
-        rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains, as
-        in trec_eval; `ndcg_exp@10`, with the gains `2^grade - 1`, as in QAMA's text.
+        rank of the first relevant document, 0 if it is above 10; `ndcg@10`, with the grades as gains (trec_eval);
+        `ndcg_exp@10`, with the gains `2^grade - 1` (QAMA).
 
     Raises:
         ValueError: if a query has no relevant document, which leaves its metrics undefined.
@@ -71,19 +71,19 @@ def ranking_scores(
     if not all(relevant):
         raise ValueError("Some queries have no relevant document; leave them out.")
     lists = zip(ranked.tolist(), relevant, strict=True)
-    found = np.array([[grades.get(row, 0.0) for row in rows] for rows, grades in lists])
+    gains = np.array([[grades.get(row, 0.0) for row in rows] for rows, grades in lists])
     counts = np.array([len(grades) for grades in relevant])
-    within = {k: (found[:, :k] > 0).sum(axis=1) / counts for k in cutoffs if k <= found.shape[1]}
+    within = {k: (gains[:, :k] > 0).sum(axis=1) / counts for k in cutoffs if k <= gains.shape[1]}
     scores = {f"recall@{k}": float(share.mean()) for k, share in within.items()}
-    found = found[:, :10]
-    scores["mrr@10"] = float(((found > 0).any(axis=1) / (1 + (found > 0).argmax(axis=1))).mean())
+    gains = gains[:, :10]
+    scores["mrr@10"] = float(((gains > 0).any(axis=1) / (1 + (gains > 0).argmax(axis=1))).mean())
     ideal = np.zeros((len(relevant), 10))
     for row, grades in zip(ideal, relevant, strict=True):
         best = sorted(grades.values(), reverse=True)[:10]
         row[: len(best)] = best
     discount = 1 / np.log2(np.arange(2, 12))
     for name, gain in (("ndcg@10", np.asarray), ("ndcg_exp@10", lambda grades: np.exp2(grades) - 1)):
-        reached = gain(found) @ discount[: found.shape[1]]
+        reached = gain(gains) @ discount[: gains.shape[1]]
         scores[name] = float((reached / (gain(ideal) @ discount)).mean())
     return scores
 
@@ -128,10 +128,8 @@ def library_metrics(*names: str) -> Callable[[EvalPrediction], dict[str, float]]
 
     metrics = evaluate.combine(list(names))
 
-    def compute(found: EvalPrediction) -> dict[str, float]:
-        known = found.label_ids != -100
-        return metrics.compute(
-            predictions=np.asarray(found.predictions).argmax(axis=-1)[known], references=found.label_ids[known]
-        )
+    def compute(output: EvalPrediction) -> dict[str, float]:
+        predictions, labels = np.asarray(output.predictions).argmax(axis=-1), output.label_ids
+        return metrics.compute(predictions=predictions[labels != -100], references=labels[labels != -100])
 
     return compute

@@ -24,19 +24,19 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import OutputDType, PromptType
 
-from ..encode.codes import CODES, FLOAT
 from ..encode.coding import Coder
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
+from ..encode.precisions import FLOAT, PRECISIONS
 from ..encode.states import unwrap_encoder
 from ..utils.columns import Role
 from ..utils.hashing import fingerprint_of, key_of
 from .results import GridResults, Score
 
 
-# Code -> MTEB's name of it. MTEB has no names for the codes of QAMA.
-PRECISIONS = {
+# Precision -> MTEB's name of it. MTEB has no names for QAMA's.
+MTEB_PRECISIONS = {
     FLOAT: OutputDType.FLOAT32,
     "float16": OutputDType.FLOAT16,
     "int8": OutputDType.INT8,
@@ -55,26 +55,26 @@ class EncodeOnce:
         self.seconds = 0.0  # spent on encoding
         self.texts: set[tuple[Role | None, str]] = set()
         self._folder = folder
-        self._found: dict[str, GridEmbeddings] = {}
+        self._embeddings: dict[str, GridEmbeddings] = {}
 
     def __call__(self, texts: Sequence[str], role: Role | None, description: str | None = None) -> GridEmbeddings:
         """The embeddings of these texts, in this role. A ValueError says that one is not finite."""
         key = f"{role or 'text'}-{fingerprint_of(texts)}"
-        if key not in self._found:
+        if key not in self._embeddings:
             start = time.perf_counter()
             folder = None if self._folder is None else self._folder / key
-            found = self.encoder.encode(texts, role=role, folder=folder, description=description)
-            self._found[key] = found.require_finite()
+            embeddings = self.encoder.encode(texts, role=role, folder=folder, description=description)
+            self._embeddings[key] = embeddings.require_finite()
             self.texts.update((role, text) for text in texts)
             self.seconds += time.perf_counter() - start
-        return self._found[key]
+        return self._embeddings[key]
 
 
 class GranularityModel(AbsEncoder):
     """
     One granularity of a model as a model for MTEB, from [`mteb_models`]. With a precision, it gives the numbers that
-    an index compares: the stored bytes, decoded. Queries are in float32, or coded as well where vectors are compared
-    by Hamming distance. Ranges of `int8` and `int4` are those of the texts of one call.
+    an index compares, see [`Coder.documents`] and [`Coder.queries`]. Ranges of `int8` and `int4` are
+    fitted to the texts of one call.
     """
 
     def __init__(self, encode_once: EncodeOnce, granularity: Granularity, meta: ModelMeta) -> None:
@@ -82,19 +82,21 @@ class GranularityModel(AbsEncoder):
         self.mteb_model_meta = meta
         self._encode_once = encode_once
 
-    def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
+    def encode(
+        self, inputs: Iterable[dict[str, Any]], *, prompt_type: PromptType | None = None, **kwargs: object
+    ) -> torch.Tensor:
         """
         Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another number
-        of dims for some precisions. Texts that are neither queries nor documents have no prompt, as in MTEB's own
-        wrapper of sentence-transformers; they are stored like documents. Other arguments of MTEB are ignored.
+        of dims for some precisions. Texts that are neither queries nor documents have no prompt, as in MTEB's wrapper
+        of sentence-transformers, and are stored like documents. Other arguments of MTEB are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role | None = None if prompt_type is None else PromptType(prompt_type).value
         g = self.granularity
-        found = self._encode_once(texts, role, "Encoding the grid" if kwargs.get("show_progress_bar") else None)
+        embeddings = self._encode_once(texts, role, "Encoding the grid" if kwargs.get("show_progress_bar") else None)
         if g.code == FLOAT:
-            return found.at(g)
-        vectors = found.widest(g.layer)
+            return embeddings.at(g)
+        vectors = embeddings.widest(g.layer)
         coder = Coder.fit(vectors, g.code, g.dim, self._encode_once.encoder.quantizer)
         return coder.queries(vectors) if role == "query" else coder.documents(coder.pack(vectors))
 
@@ -114,8 +116,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None,
     if g.code != FLOAT:
         code = {"code": g.code}
         # An index of decoded documents, which differ a little in length, compares by dot product.
-        as_cosine = g.code == "binary" or CODES[g.code].learned
-        similarity = ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT
+        similarity = ScoringFunction.COSINE if PRECISIONS[g.code].symmetric else ScoringFunction.DOT_PRODUCT
     described = {
         "name": name or config.name_or_path,
         "revision": revision,
@@ -125,7 +126,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None,
         "similarity_fn_name": similarity,
         "use_instructions": bool(encoder.prompts),
         "experiment_kwargs": {"output_layer": g.layer, "output_dim": g.dim} | code,
-        "output_dtypes": PRECISIONS.get(g.code),
+        "output_dtypes": MTEB_PRECISIONS.get(g.code),
     }
     return ModelMeta.model_validate({**ModelMeta.create_empty().model_dump(), **described})
 
@@ -133,17 +134,8 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None,
 def mteb_models(
     encoder: GridEncoder, *, name: str | None = None, folder: Path | None = None
 ) -> dict[Granularity, GranularityModel]:
-    """
-    One MTEB model per granularity of a grid. Together they encode each list of texts once per role.
-
-    Args:
-        encoder ([`GridEncoder`]): Encoder and grid.
-        name (`str`, *optional*): Name of the form `user/model`; `None` takes it from the model's config.
-        folder (`Path`, *optional*): Folder for embeddings; see [`EncodeOnce`].
-
-    Returns:
-        `dict[Granularity, GranularityModel]`
-    """
+    """One MTEB model per granularity of a grid. Together they encode each list of texts once per role. `name` has the
+    form `user/model`, by default from the model's config; `folder` is for embeddings, see [`EncodeOnce`]."""
     encode_once, revision = EncodeOnce(encoder, folder), revision_of(encoder)
     return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name, revision)) for g in encoder.grid}
 
@@ -160,7 +152,7 @@ def score_mteb(
         fresh = copy.copy(task)
         fresh.rng_state, fresh.np_rng = copy.deepcopy((task.rng_state, task.np_rng))
         model: Any = GranularityModel(encode_once, g, model_meta(encoder, g, UNNAMED, "no_revision"))
-        found = mteb.evaluate(
+        outcome = mteb.evaluate(
             model,
             fresh,
             co2_tracker=False,
@@ -168,7 +160,7 @@ def score_mteb(
             cache=None,
             show_progress_bar=False,
         )
-        (result,) = found.task_results
+        (result,) = outcome.task_results
         metric = task.metadata.main_score
         value = float(result.get_score())
         results.add(Score(name, task_type, "+".join(result.scores), metric, True, str(g), value))

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import datasets
+from datasets import Dataset
 
 from ..data.files import load_files
 from ..data.formats import FORMATS, number_of, suffix_of, text_of
@@ -32,7 +32,8 @@ SPLIT_SEED = 0
 
 def collection_task(source: str, *, split: str = "test") -> Task:
     """
-    Retrieval in your own collection, in the layout of BEIR.
+    Retrieval in your own collection, in the layout of BEIR, named after the folder or the data set. ValueError if
+    there is no such folder.
 
     Args:
         source (`str`): A folder with `corpus.jsonl` (`_id`, `text` and, if you like, `title`), `queries.jsonl` (`_id`,
@@ -40,12 +41,6 @@ def collection_task(source: str, *, split: str = "test") -> Task:
             `qrels.tsv` stands for `qrels/test.tsv`. Or a data set on the Hub with the configurations `corpus`,
             `queries` and `default` or `qrels`, with the same columns.
         split (`str`, *optional*, defaults to `"test"`): Which relevance judgements to score.
-
-    Returns:
-        [`Task`]: named after the folder or the data set. Its data is read by [`load_task`].
-
-    Raises:
-        ValueError: if there is no such folder.
     """
     hub = hub_source(source)
     read = partial(_local_part, Path(source), split) if hub is None else partial(_hub_part, hub, split)
@@ -55,7 +50,7 @@ def collection_task(source: str, *, split: str = "test") -> Task:
 def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test") -> Task:
     """
     Pairs of your own texts with a number: pair classification if all numbers are 0 or 1, otherwise semantic textual
-    similarity.
+    similarity. The task is named after its source. Rows without a value, or with NaN, are left out with a warning.
 
     Args:
         source (`str`): A file (`.csv`, `.tsv`, `.jsonl` or `.parquet`, also gzipped), a folder of files that are named
@@ -63,10 +58,6 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
         columns (`Sequence[str]`, *optional*): The columns of both texts and of the number. Default: `sentence1`,
             `sentence2`, and `score` or `label`.
         split (`str`, *optional*, defaults to `"test"`): Split of a folder or of a data set on the Hub.
-
-    Returns:
-        [`Task`]: named after the file, the folder or the data set. Rows that lack a value, or whose
-            number is NaN, are left out with a warning.
 
     Raises:
         ValueError: if there is no such file or column, or a value is not a number. The message names the source.
@@ -88,8 +79,9 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
 
 def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), split: str = "test") -> Task:
     """
-    Classification of your own labelled texts. Labels are compared as texts ([`~data.formats.text_of`]): `007`
-    of a CSV file is not `7`, and the number 7 of a JSON file is.
+    Classification of your own labelled texts, named after its source. Labels are compared as texts
+    ([`~data.formats.text_of`]): `007` of a CSV file is not `7`, and the number 7 of a JSON file is. Rows that lack a
+    value are left out with a warning.
 
     Args:
         source (`str`): A folder with the files `train` and `test` (`.csv`, `.tsv`, `.jsonl` or `.parquet`, also
@@ -97,9 +89,6 @@ def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), spli
             seed 0, is the test split, and equal texts are on the same side.
         columns (`Sequence[str]`, *optional*, defaults to `("text", "label")`): The columns of text and label.
         split (`str`, *optional*, defaults to `"test"`): Split to score, of a folder or of a data set on the Hub.
-
-    Returns:
-        [`Task`]: named after the file, the folder or the data set. Rows that lack a value are left out with a warning.
 
     Raises:
         ValueError: if there is no such file or column. The message names the source.
@@ -113,12 +102,7 @@ def labels_task(source: str, *, columns: Sequence[str] = ("text", "label"), spli
 
 
 def hub_source(source: str) -> HubData | None:
-    """
-    The data set on the Hub that a source names; `None` for a local file or folder.
-
-    Raises:
-        ValueError: if the source is neither.
-    """
+    """The data set on the Hub that a source names; `None` for a local file or folder. ValueError if it is neither."""
     if Path(source).exists():
         return None
     named = HUB_SOURCE.fullmatch(source)
@@ -128,10 +112,8 @@ def hub_source(source: str) -> HubData | None:
 
 
 def _own_task(source: str, task_type: str, hub: HubData | None, read: Read, split: str) -> Task:
-    """
-    The task of a source. If its name is that of a registered task or group of other data, which reports and cards
-    would take it for, it is called `user-name`, or `own-name` if it is local.
-    """
+    """The task of a source. If its name is taken by a registered task or group of other data, it is called
+    `user-name`, or `own-name` if it is local."""
     if hub is not None:
         suffix = f"-{hub.config}" if hub.config else ""
         name, other = hub.path.rpartition("/")[2] + suffix, hub.path.replace("/", "-") + suffix
@@ -147,31 +129,31 @@ def _own_task(source: str, task_type: str, hub: HubData | None, read: Read, spli
     return Task(name, task_type, folder=Path(source).name, splits=(split,), hub=hub, read=read)
 
 
-def _read_table(source: str, hub: HubData | None, split: str) -> Any:
-    """A split of a source, as a [`~datasets.Dataset`]."""
+def _read_table(source: str, hub: HubData | None, split: str) -> Dataset:
+    """A split of a source."""
     if hub is not None:
         return load_hub(hub.path, hub.config, split=split)
     path = Path(source)
     if path.is_file():
         return load_files([source])
     files = [file for file in sorted(path.iterdir()) if suffix_of(file.name) in FORMATS]
-    found = [file for file in files if Path(file.name.removesuffix(".gz")).stem == split]
-    if len(found) != 1:
-        held = ", ".join(file.name for file in files) or "no data files"
-        raise ValueError(f"{source} needs one file called {split}, such as {split}.csv; it has {held}.")
-    return load_files([str(found[0])])
+    matching = [file for file in files if Path(file.name.removesuffix(".gz")).stem == split]
+    if len(matching) != 1:
+        names = ", ".join(file.name for file in files) or "no data files"
+        raise ValueError(f"{source} needs one file called {split}, such as {split}.csv; it has {names}.")
+    return load_files([str(matching[0])])
 
 
 def _rows(
-    source: str, table: Any, names: Sequence[str], columns: Sequence[str], value_of: Callable[[Any], Any]
+    source: str,
+    table: Dataset,
+    names: Sequence[str],
+    columns: Sequence[str],
+    value_of: Callable[[object], float | str | None],
 ) -> Rows:
-    """
-    The rows of a table under our names of its columns. All columns but the last have texts; `value_of` reads that.
-    Rows that lack a value are left out, with a warning.
-
-    Raises:
-        ValueError: if a column is missing or is not text, a value cannot be read, or no row is whole.
-    """
+    """The rows of a table under our names of its columns. All columns but the last have texts; `value_of` reads that.
+    Rows that lack a value are left out, with a warning. ValueError if a column is missing or is not text, a value
+    cannot be read, or no row is whole."""
     *texts, last = columns
     missing = [column for column in columns if column not in table.column_names]
     wrong = [column for column in texts if column not in missing and "string" not in str(table.features[column])]
@@ -234,18 +216,13 @@ def _hub_part(hub: HubData, split: str, part: str) -> Rows:
 
 
 def _named(rows: Rows, place: str, part: str) -> Rows:
-    """
-    The rows of a part of a collection under our names: `id` for `_id`.
-
-    Raises:
-        ValueError: if there are no rows, or a row lacks a field or has no id. The message names the place.
-    """
+    """The rows of a part of a collection under our names: `id` for `_id`. ValueError if there are none, or a row lacks
+    a field or has no id."""
     rows = [{**row, "id": row["_id"]} if "_id" in row else row for row in rows]
     needed = {"query-id", "corpus-id"} if part == "qrels" else {"id", "text"}
     if lacking := [row for row in rows or [{}] if not row.keys() >= needed]:
         fields = ", ".join(lacking[0]) or "none"
         raise ValueError(f"{place}: every row needs {' and '.join(sorted(needed))}; one has the fields {fields}.")
-    for name in sorted(needed - {"text"}):
-        if any(text_of(row[name]) is None for row in rows):
-            raise ValueError(f"{place}: a row has no {name}.")
+    if nameless := [name for name in sorted(needed - {"text"}) if any(text_of(row[name]) is None for row in rows)]:
+        raise ValueError(f"{place}: a row has no {nameless[0]}.")
     return rows

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..data.formats import number_of, rows_of, text_of
 from ..data.hub_data import load_hub
@@ -18,6 +18,8 @@ from .tasks import HubData, Task
 
 logger = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
+Name = TypeVar("Name")
+Value = TypeVar("Value")
 Read = Callable[[str], Rows]  # name of a split, or of a part of a collection -> its rows
 ALIKE = 4.0  # lowest score of a positive pair, among the scores 0..5 of STS-B
 
@@ -30,9 +32,6 @@ def load_task(task: Task, data: Path | None = None) -> Evaluator:
         task ([`Task`]): Task to read.
         data (`Path`, *optional*): Folder of local data sets; `None` reads from the Hub.
 
-    Returns:
-        [`Evaluator`]
-
     Raises:
         ValueError: if the data is not found. The message names the task and the places that were searched.
     """
@@ -43,12 +42,7 @@ def load_task(task: Task, data: Path | None = None) -> Evaluator:
 
 
 def read_part(task: Task, data: Path | None, part: str) -> Rows:
-    """
-    Read the rows of a split, or of a part of a collection.
-
-    Raises:
-        ValueError: if they are not found. The message names the places that were searched.
-    """
+    """The rows of a split, or of a part of a collection. ValueError if there are none: names the searched places."""
     if task.read is not None:
         return task.read(part)
     if task.builtin:
@@ -138,17 +132,18 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
     documents or queries that are not there are counted in a warning. Without a score (no column, an empty cell, NaN),
     a judgement says "relevant". What is listed several times counts once, and must say the same each time. A query
-    that is a document, with the same id and words, is left out of its own ranking (as in BEIR), unless that document
+    that is a document, with the same id and words, is left out of its ranking (as in BEIR), unless that document
     is judged relevant.
     """
-    corpus, asking = read("corpus"), read("queries")
-    documents, bodies, queries = (
-        _once(((text_of(row["id"]), as_read(row)) for row in rows), f"{part}: the texts of id {{!r}}")
-        for part, rows, as_read in (
-            ("corpus", corpus, _document),
-            ("corpus", corpus, _text),
-            ("queries", asking, _text),
-        )
+    corpus = [
+        (text_of(row["id"]), text_of(row.get("title")) or "", text_of(row["text"]) or "") for row in read("corpus")
+    ]
+    documents = _unique(
+        ((id_, f"{title} {body}".strip()) for id_, title, body in corpus), "corpus: the texts of id {!r}"
+    )
+    bodies = {id_: body for id_, _, body in corpus}
+    queries = _unique(
+        ((text_of(row["id"]), text_of(row["text"]) or "") for row in read("queries")), "queries: the texts of id {!r}"
     )
     judged = [
         ((text_of(row["query-id"]), text_of(row["corpus-id"])), 1.0 if grade is None else grade)
@@ -160,8 +155,8 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
         "queries": [query for (query, _), _ in judged if query not in queries],
     }
     position = {name: index for index, name in enumerate(documents)}
-    relevant: dict[str, dict[int, float]] = {}
-    for (query, document), grade in _once(judged, "qrels: the scores of query and document {!r}").items():
+    relevant: dict[str | None, dict[int, float]] = {}
+    for (query, document), grade in _unique(judged, "qrels: the scores of query and document {!r}").items():
         if grade > 0 and query in queries and document in documents:
             relevant.setdefault(query, {})[position[document]] = grade
     for what, ids in unknown.items():
@@ -174,34 +169,26 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
         named = ", ".join(f"recall@{k}" for k in deep)
         logger.warning(f"Task {task.name!r}: {named} is left out: the collection has {len(documents)} documents.")
     asked = [query for query in queries if query in relevant]
-    own = [-1] * len(asked)
+    self_rows = [-1] * len(asked)
     for number, query in enumerate(asked):
         if query in documents and position[query] not in relevant[query]:
             if words(queries[query]) in (words(documents[query]), words(bodies[query])):
-                own[number] = position[query]
+                self_rows[number] = position[query]
     return Retrieval(
         {"queries": [queries[query] for query in asked], "documents": list(documents.values())},
         [relevant[query] for query in asked],
         task.recall,
-        own if max(own) >= 0 else (),
+        self_rows if max(self_rows) >= 0 else (),
     )
 
 
-def _text(row: Mapping[str, Any]) -> str:
-    return text_of(row["text"]) or ""
-
-
-def _document(row: Mapping[str, Any]) -> str:
-    return f"{text_of(row.get('title')) or ''} {_text(row)}".strip()
-
-
-def _once(named: Iterable[tuple[Any, Any]], what: str) -> dict[Any, Any]:
-    """What has a name, once. Raises a ValueError if two of one name differ."""
-    found: dict[Any, Any] = {}
+def _unique(named: Iterable[tuple[Name, Value]], what: str) -> dict[Name, Value]:
+    """Drop duplicates by name. Raises a ValueError if two values of one name differ."""
+    values: dict[Name, Value] = {}
     for name, value in named:
-        if found.setdefault(name, value) != value:
-            raise ValueError(f"{what.format(name)} differ: {found[name]!r:.80} and {value!r:.80}. Keep one of them.")
-    return found
+        if values.setdefault(name, value) != value:
+            raise ValueError(f"{what.format(name)} differ: {values[name]!r:.80} and {value!r:.80}. Keep one of them.")
+    return values
 
 
 READERS: dict[str, Callable[[Task, Read], Evaluator]] = {

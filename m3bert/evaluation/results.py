@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-from ..encode.codes import FLOAT, bytes_per_vector
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import FLOAT, bytes_per_vector
 from ..utils.durable import replace_text
 from ..utils.typed import read_object, typed
 
 
 SCHEMA_VERSION = 7
-# What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
+# What rescores a shortlist, with a float query; "codes" are the vectors that found it.
 RESCORERS = ("codes", "int8", FLOAT)
 
 Key = TypeVar("Key")
@@ -31,8 +31,7 @@ class Score:
 
     Args:
         task (`str`): Name of the task.
-        task_type (`str`): Type of the task: `sts`, `retrieval`, ... Tasks of MTEB, scored by MTEB, have types of their
-            own: `mteb_sts`, `mteb_retrieval`, ...
+        task_type (`str`): Type of the task: `sts`, `retrieval`, ..., or `mteb_sts`, ... for tasks that MTEB scored.
         split (`str`): Split that was scored.
         metric (`str`): Name of the metric.
         main (`bool`): Whether this is the main metric of the task type.
@@ -50,110 +49,62 @@ class Score:
 
 
 @dataclass(frozen=True)
-class TwoStageSearch:
+class MeasuredSearch:
     """
-    A measured two-stage search over prefixes of one layer's vectors.
+    A measured search of a retrieval task. Each list of [`GridResults`] uses some of the fields: a two-stage search
+    `layer`, `first_dim`, `second_dim`, `shortlist` and `products_share`; a rescored search `layer`, `dim`, `code`,
+    `rescore` and `shortlist`; asymmetric encoders `query_layer`, `document_layer` and `dim`; hybrid search these and
+    `fusion`.
 
     Args:
-        task (`str`): Name of the retrieval task.
+        task (`str`): Name of the task.
         documents (`int`): Number of documents in its collection.
-        layer (`int`): Layer of the vectors.
-        first_dim (`int`): Dim of the first stage, which finds the shortlist.
-        second_dim (`int`): Dim of the second stage, which reranks the shortlist.
-        shortlist (`int`): Length of the shortlist.
-        products_share (`float`): Multiplications, as a share of an exact search at `second_dim`.
         metric (`str`): Name of the metric.
         value (`float`): Value of the metric.
-    """
-
-    task: str
-    documents: int
-    layer: int
-    first_dim: int
-    second_dim: int
-    shortlist: int
-    products_share: float
-    metric: str
-    value: float
-
-
-@dataclass(frozen=True)
-class RescoredSearch:
-    """
-    A measured search in a precision whose shortlist is rescored with a float query. Fields that are not listed are
-    those of [`TwoStageSearch`].
-
-    Args:
-        dim (`int`): Dim of the codes and of what rescores.
-        code (`str`): Precision that finds the shortlist.
-        rescore (`str`): What rescores it: `"codes"`, the same codes, or vectors that are kept beside them in
-            `"int8"` or `"float32"`.
-    """
-
-    task: str
-    documents: int
-    layer: int
-    dim: int
-    code: str
-    rescore: str
-    shortlist: int
-    metric: str
-    value: float
-
-    @property
-    def granularity(self) -> Granularity:
-        """Granularity of the codes."""
-        return Granularity(self.layer, self.dim, self.code)
-
-
-def rescored_bytes(granularity: Granularity, rescore: str) -> int:
-    """Bytes per vector of codes and of what is kept beside them to rescore a shortlist."""
-    beside = 0 if rescore == "codes" else bytes_per_vector(rescore, granularity.dim)
-    return bytes_per_vector(granularity.code, granularity.dim) + beside
-
-
-@dataclass(frozen=True)
-class AsymmetricSearch:
-    """
-    A measured exact search whose queries and documents are embedded at different layers. Fields that are not listed
-    are those of [`TwoStageSearch`].
-
-    Args:
-        query_layer (`int`): Layer of the query vectors.
-        document_layer (`int`): Layer of the document vectors.
-        dim (`int`): Dim of both.
-    """
-
-    task: str
-    documents: int
-    query_layer: int
-    document_layer: int
-    dim: int
-    metric: str
-    value: float
-
-
-@dataclass(frozen=True)
-class HybridSearch:
-    """
-    A measured search with BM25 beside exact search by embeddings. Fields that are not listed are those of
-    [`TwoStageSearch`].
-
-    Args:
-        query_layer (`int`, *optional*): Layer of the query vectors; `None` is BM25 alone.
+        layer (`int`, *optional*): Layer of all vectors.
+        dim (`int`, *optional*): Dim of all vectors.
+        first_dim (`int`, *optional*): Dim of the first stage, which finds the shortlist.
+        second_dim (`int`, *optional*): Dim of the second stage, which reranks the shortlist.
+        shortlist (`int`, *optional*): Length of the shortlist.
+        products_share (`float`, *optional*): Multiplications, as a share of an exact search at `second_dim`.
+        code (`str`, *optional*): Precision that finds the shortlist.
+        rescore (`str`, *optional*): What rescores the shortlist, with a float query: `"codes"`, the stored vectors in
+            `code`, or vectors beside them in `"int8"` or `"float32"`.
+        query_layer (`int`, *optional*): Layer of the query vectors; `None` in a hybrid search is BM25 alone.
         document_layer (`int`, *optional*): Layer of the document vectors.
-        dim (`int`, *optional*): Dim of both.
         fusion (`str`, *optional*): `"scores"` or `"ranks"`; see [`fuse_scores`] and [`fuse_ranks`].
     """
 
     task: str
     documents: int
-    query_layer: int | None
-    document_layer: int | None
-    dim: int | None
-    fusion: str | None
     metric: str
     value: float
+    layer: int = 0
+    dim: int = 0
+    first_dim: int = 0
+    second_dim: int = 0
+    shortlist: int = 0
+    products_share: float = 0.0
+    code: str = FLOAT
+    rescore: str = ""
+    query_layer: int | None = None
+    document_layer: int = 0
+    fusion: str | None = None
+
+    @property
+    def granularity(self) -> Granularity:
+        """Granularity of a rescored search."""
+        return Granularity(self.layer, self.dim, self.code)
+
+
+SEARCHES = ("two_stage_searches", "asymmetric_searches", "rescored_searches", "hybrid_searches")
+SEARCH_DEFAULTS = {each.name: each.default for each in fields(MeasuredSearch)}
+
+
+def rescored_bytes(granularity: Granularity, rescore: str) -> int:
+    """Bytes per vector in a precision and of the vector beside it that rescores a shortlist."""
+    beside = 0 if rescore == "codes" else bytes_per_vector(rescore, granularity.dim)
+    return bytes_per_vector(granularity.code, granularity.dim) + beside
 
 
 @dataclass(frozen=True)
@@ -162,19 +113,17 @@ class Latency:
     Latency of one query in milliseconds, measured on the machine of the run.
 
     Args:
-        encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch, with early exit if the encoder has
-            it.
-        search_ms (`dict[str, float]`): Dim, with a precision other than float32 (`64@int8`) -> time of one exact
-            search among `documents`.
-        rerank_ms (`dict[str, dict[str, float]]`): Dim, with a precision as above -> length of the shortlist -> time to
-            rerank it, decoded.
-        documents (`int`): Number of documents in the measured search. The time of an exact search is linear in it.
+        encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch.
+        search_ms (`dict[str, float]`): Dim, or dim and precision (`64@int8`) -> time of one exact search.
+        rerank_ms (`dict[str, dict[str, float]]`): Dim, or dim and precision -> length of a shortlist -> time to rerank
+            it, decoded.
+        documents (`int`): Number of searched documents. The time of an exact search is linear in it.
         encoder (`str`): Model type of the encoder.
         threads (`int`): Number of threads for encoding and search.
         engine (`str`, *optional*, defaults to `"faiss"`): Library that searched: `"faiss"` or `"torch"`.
         quantile (`float`, *optional*, defaults to 0.5): Which quantile of the measured times each value is.
-        engine_ms (`dict[str, dict[str, float]]`, *optional*): Runtime besides torch (`"ONNX int8"`) -> layer -> time
-            to encode one query, with as many threads.
+        engine_ms (`dict[str, dict[str, float]]`, *optional*): Other runtime (`"ONNX int8"`) -> layer -> time to encode
+            one query.
     """
 
     encode_ms: dict[str, float]
@@ -192,10 +141,8 @@ class Latency:
         """The quantile in words, for tables and cards."""
         if self.quantile == 0.5:
             return "the median of its measurements"
-        return (
-            f"the {100 * self.quantile:g}th percentile of its measurements, because other work on the machine can "
-            "only add time"
-        )
+        percentile = f"the {100 * self.quantile:g}th percentile of its measurements"
+        return f"{percentile}, because other work on the machine can only add time"
 
     def encode_ms_by_engine(self, layer: int) -> dict[str, float]:
         """Runtime -> milliseconds to encode one query at a layer: torch, and the other runtimes measured at it."""
@@ -212,17 +159,14 @@ class Latency:
         shortlist: int | None = None,
     ) -> float:
         """
-        Milliseconds per query for encoding and search.
+        Milliseconds per query for encoding and search; infinite if a part was not measured.
 
         Args:
             granularity ([`Granularity`]): Granularity of the vectors.
             documents (`int`, *optional*): Number of documents. Default: as many as measured.
-            first_dim (`int`, *optional*): Dim of the first stage of a two-stage search. Default: that of the vectors.
-            rescore (`str`, *optional*, defaults to `"codes"`): What rescores the shortlist, see [`RescoredSearch`].
+            first_dim (`int`, *optional*): Dim of the first stage of a two-stage search. Default: all dims.
+            rescore (`str`, *optional*, defaults to `"codes"`): What rescores the shortlist, see [`MeasuredSearch`].
             shortlist (`int`, *optional*): Length of the shortlist; `None` is an exact search.
-
-        Returns:
-            `float`: infinite if a part was not measured. Times of a precision are not guessed.
         """
         encode = self.encode_ms.get(str(granularity.layer), float("inf"))
         search = self.search_ms.get(str(first_dim) if first_dim else _stored_as(granularity), float("inf"))
@@ -252,24 +196,19 @@ class GridResults:
         date (`str`): Date of the run, ISO 8601.
         machine (`str`): Processor type, number of cores and number of GPUs.
         versions (`dict[str, str]`): Package -> version.
-        settings (`dict`): What the encoder is ([`GridEncoder.identity`]) and how it ran: batch size, type of
-            the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
-            or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and
-            `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a precision needed it.
+        settings (`dict`): What the encoder is ([`GridEncoder.identity`]) and how it ran; `own_data`, your own tasks ->
+            Hub id, file or folder; `mteb`, tasks of MTEB -> `type`, and `dataset` and `revision` on the Hub;
+            `quantizer`, the fingerprint of the quantizer, if a precision needed it.
         scores (`list[Score]`, *optional*): All scores.
-        seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
-            (`score`).
-        two_stage_searches (`list[TwoStageSearch]`, *optional*): Measured two-stage searches.
-        asymmetric_searches (`list[AsymmetricSearch]`, *optional*): Measured searches with queries and documents at
-            different layers.
+        seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds to `encode` and to `score`.
+        two_stage_searches (`list[MeasuredSearch]`, *optional*): Searches with two stages of one layer.
+        asymmetric_searches (`list[MeasuredSearch]`, *optional*): Searches with two layers for queries and documents.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
         weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
-        rescored_searches (`list[RescoredSearch]`, *optional*): Measured searches in a precision, with a shortlist that
-            is rescored.
-        hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
-        texts (`dict[str, dict[str, int]]`, *optional*): Task -> name of a list of its texts (`queries`, `documents`,
-            `sentence1`, ...) -> number of texts.
+        rescored_searches (`list[MeasuredSearch]`, *optional*): Searches in a precision, with a rescored shortlist.
+        hybrid_searches (`list[MeasuredSearch]`, *optional*): Searches with BM25, alone and beside embeddings.
+        texts (`dict[str, dict[str, int]]`, *optional*): Task -> list of texts (`queries`, ...) -> number of texts.
         schema_version (`int`, *optional*): Version of this schema.
     """
 
@@ -283,20 +222,26 @@ class GridResults:
     settings: dict[str, Any]
     scores: list[Score] = field(default_factory=list)
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    two_stage_searches: list[TwoStageSearch] = field(default_factory=list)
-    asymmetric_searches: list[AsymmetricSearch] = field(default_factory=list)
+    two_stage_searches: list[MeasuredSearch] = field(default_factory=list)
+    asymmetric_searches: list[MeasuredSearch] = field(default_factory=list)
     variances: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     latency: Latency | None = None
     weights: str | None = None
-    rescored_searches: list[RescoredSearch] = field(default_factory=list)
-    hybrid_searches: list[HybridSearch] = field(default_factory=list)
+    rescored_searches: list[MeasuredSearch] = field(default_factory=list)
+    hybrid_searches: list[MeasuredSearch] = field(default_factory=list)
     texts: dict[str, dict[str, int]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def save(self, file: Path) -> None:
-        """Write the results to a JSON file."""
+        """Write the results to a JSON file, without the fields that a search does not use."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(file, json.dumps(asdict(self), indent=1) + "\n")
+        content = asdict(self)
+        for name in SEARCHES:
+            content[name] = [
+                {key: value for key, value in search.items() if value != SEARCH_DEFAULTS[key]}
+                for search in content[name]
+            ]
+        replace_text(file, json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, file: Path) -> GridResults:
@@ -307,8 +252,11 @@ class GridResults:
             ValueError: if the file is not JSON, has another schema version, or a field is missing or of another form.
         """
         content = read_object(file)
-        if (found := content.get("schema_version")) != SCHEMA_VERSION:
-            raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
+        if (schema := content.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"{file} has schema version {schema}; this version of m3bert reads {SCHEMA_VERSION}.")
+        for name in SEARCHES:
+            if name in content:
+                content[name] = _without_nulls(content[name])
         try:
             results: GridResults = typed(cls, content)
             for text in {results.grid, *(score.granularity for score in results.scores)}:
@@ -341,14 +289,14 @@ class GridResults:
             ValueError: if no granularity within `size` was scored.
         """
 
-        def kept(layer: int) -> bool:
+        def has(layer: int) -> bool:
             return layer <= size.layer and layer not in lost_layers
 
-        members = [g for g in self.granularities if kept(g.layer) and g.dim <= size.dim]
+        members = [g for g in self.granularities if has(g.layer) and g.dim <= size.dim]
         if not members:
             raise ValueError(f"Nothing within {size} was scored; scored: {self.grid}.")
         variances = {
-            task: {layer: values[: size.dim] for layer, values in spectra.items() if kept(int(layer))}
+            task: {layer: values[: size.dim] for layer, values in spectra.items() if has(int(layer))}
             for task, spectra in self.variances.items()
         }
         return replace(self.only(members), variances=variances)
@@ -358,18 +306,17 @@ class GridResults:
         grid = Grid(tuple(members))
         names = {str(g) for g in grid}
 
-        def known(search: AsymmetricSearch | HybridSearch) -> bool:
+        def scored(search: MeasuredSearch) -> bool:
             return {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
 
-        two_stage = [each for each in self.two_stage_searches if f"{each.layer}x{each.second_dim}" in names]
         return replace(
             self,
             grid=str(grid),
             scores=[score for score in self.scores if score.granularity in names],
-            two_stage_searches=two_stage,
-            rescored_searches=[search for search in self.rescored_searches if str(search.granularity) in names],
-            asymmetric_searches=[search for search in self.asymmetric_searches if known(search)],
-            hybrid_searches=[each for each in self.hybrid_searches if each.query_layer is None or known(each)],
+            two_stage_searches=[s for s in self.two_stage_searches if f"{s.layer}x{s.second_dim}" in names],
+            rescored_searches=[s for s in self.rescored_searches if str(s.granularity) in names],
+            asymmetric_searches=[s for s in self.asymmetric_searches if scored(s)],
+            hybrid_searches=[s for s in self.hybrid_searches if s.query_layer is None or scored(s)],
         )
 
     def tasks(self, task_type: str | None = None) -> list[str]:
@@ -385,7 +332,7 @@ class GridResults:
         return [task_type for task_type in self.task_types() if task_type != "geometry"]
 
     def main_metric(self, task_type: str) -> str:
-        """The main metric of a task type; of a type of MTEB, those of its tasks."""
+        """The main metric of a task type; a type of MTEB may have several."""
         metrics = (score.metric for score in self.scores if score.task_type == task_type and score.main)
         return ", ".join(dict.fromkeys(metrics))
 
@@ -406,26 +353,33 @@ class GridResults:
     def asymmetric_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, int], float]:
         """Granularity of the documents and layer of the queries -> mean of the main metrics over several tasks. Only
         pairs that were measured on every task are in it: none if a task is not a retrieval task."""
-        measured = (
-            (search.task, (Granularity(search.document_layer, search.dim), search.query_layer), search.value)
-            for search in self.asymmetric_searches
+        return mean_over_tasks(
+            self.asymmetric_searches, tasks, lambda s: (Granularity(s.document_layer, s.dim), s.query_layer or 0)
         )
-        return _means(measured, set(tasks))
 
     def rescored_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, str, int], float]:
-        """Granularity of the codes, what rescores, and length of the shortlist -> mean of the main metrics over
+        """Granularity with the precision, what rescores, and length of the shortlist -> mean of the main metrics over
         several tasks. Only searches that were measured on every task are in it."""
-        measured = (
-            (search.task, (search.granularity, search.rescore, search.shortlist), search.value)
-            for search in self.rescored_searches
-        )
-        return _means(measured, set(tasks))
+        return mean_over_tasks(self.rescored_searches, tasks, lambda s: (s.granularity, s.rescore, s.shortlist))
 
 
-def _means(measured: Iterable[tuple[str, Key, float]], tasks: set[str]) -> dict[Key, float]:
-    """Mean of the values of each key, for keys with a value of every task."""
-    values: dict[Key, dict[str, float]] = {}
-    for task, key, value in measured:
-        if task in tasks:
-            values.setdefault(key, {})[task] = value
-    return {key: mean(found.values()) for key, found in values.items() if found.keys() == tasks}
+def _without_nulls(searches: object) -> object:
+    """Searches as JSON has them, without the fields of earlier files that say that there is nothing."""
+    if not isinstance(searches, list):
+        return searches
+    objects = (search if isinstance(search, dict) else {} for search in searches)
+    return [{key: value for key, value in search.items() if value is not None} for search in objects]
+
+
+def mean_over_tasks(
+    searches: Iterable[MeasuredSearch],
+    tasks: Iterable[str],
+    key_of: Callable[[MeasuredSearch], Key],
+    value_of: Callable[[MeasuredSearch], float] = lambda search: search.value,
+) -> dict[Key, float]:
+    """Mean over tasks of the value of each key of a search, for keys that were measured on every task."""
+    tasks, values = set(tasks), dict[Key, dict[str, float]]()
+    for search in searches:
+        if search.task in tasks:
+            values.setdefault(key_of(search), {})[search.task] = value_of(search)
+    return {key: mean(by_task.values()) for key, by_task in values.items() if by_task.keys() == tasks}

@@ -16,14 +16,14 @@ class HubData:
 
     Args:
         path (`str`): Id of the data set.
-        config (`str`, *optional*): Configuration of the data set; of a collection, that of its relevance judgements.
+        config (`str`, *optional*): Configuration of the data set; of a collection, of its relevance judgements.
         columns (`dict[str, str]`, *optional*): Column of the task -> column on the Hub, if the names differ.
         labels (`dict`, *optional*): Label on the Hub -> label of the task. Rows with other labels are left out. Empty
             keeps all rows.
         splits (`dict[str, str]`, *optional*): Split of the task -> split on the Hub, if the names differ. Of a
             collection, part -> split. Default: `corpus`, `queries`, and `test` for the relevance judgements.
         benchmark (`str`, *optional*): Id of the task on the Hub's leaderboard of the data set, which is the name of
-            MTEB's task. `None` if there is none, or if MTEB scores the task in another way.
+            MTEB's task. `None` if MTEB does not score the task in this way.
     """
 
     path: str
@@ -41,21 +41,18 @@ class Task:
 
     Args:
         name (`str`): Name of the task.
-        task_type (`str`): How the task is scored: `sts`, `classification`, `pair_classification`, `retrieval`,
-            `bitext` or `geometry`.
+        task_type (`str`): `sts`, `classification`, `pair_classification`, `retrieval`, `bitext` or `geometry`.
         folder (`str`, *optional*): Folder of the local files. Default: `name`.
         splits (`tuple[str, ...]`, *optional*, defaults to `("test",)`): Splits to score together, from local files
             `{split}.jsonl.gz`.
         train_split (`str`, *optional*, defaults to `"train"`): Split to fit a classifier on.
-        labels (`dict[int, int]`, *optional*): Label in the local files -> label of the task. Rows with other labels
-            are left out. Empty keeps all rows.
+        labels (`dict[int, int]`, *optional*): As for [`HubData`], of the local files.
         hub ([`HubData`], *optional*): The same data on the Hub; `None` if it is not there in the same form.
         builtin (`bool`, *optional*, defaults to `False`): Whether the texts come with Python and need no files.
         read (`Callable[[str], list[dict]]`, *optional*): Reads your own data, in place of all of the above: name of a
             split, or of a part of a collection (`corpus`, `queries`, `qrels`) -> its rows. See [`collection_task`],
             [`pairs_task`] and [`labels_task`].
         recall (`tuple[int, ...]`, *optional*, defaults to `(1, 10, 100)`): For retrieval: values of k for Recall@k.
-            Those above the size of the collection are left out.
         parallel (`bool`, *optional*, defaults to `False`): For bitext: whether two `splits` have the same sentences in
             two languages, row by row in the column `sentence1`. Repeated ones are left out.
         about (`str`, *optional*): What its texts are, in a few words, for cards.
@@ -176,7 +173,7 @@ STS_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "sts
 CLASSIFICATION_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "classification")
 LOCAL_RETRIEVAL = ("cranfield", "cisi", "npl", "msmarco-mini")
 GROUPS: dict[str, tuple[str, ...]] = {
-    # The data sets of the MIPIC, MIC and IBKD papers; small collections replace those of m3BERT and QAMA.
+    # The data sets of the MIPIC, MIC and IBKD papers; small collections replace m3BERT's and QAMA's.
     "paper": (*STS_NAMES, *CLASSIFICATION_NAMES, "mrpc", "wic", "scitail", *LOCAL_RETRIEVAL, "stsb-geometry"),
     "sts": STS_NAMES,
     "classification": CLASSIFICATION_NAMES,

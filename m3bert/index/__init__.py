@@ -12,10 +12,5 @@ if TYPE_CHECKING:
     from .plan import Plan as Plan
 
 # Module -> its public names, as type checkers see them above.
-EXPORTS = {
-    ".corpus": "Corpus",
-    ".engine": "ENGINES Hit",
-    ".index": "Index read_manifest",
-    ".plan": "Plan",
-}
+EXPORTS = {".corpus": "Corpus", ".engine": "ENGINES Hit", ".index": "Index read_manifest", ".plan": "Plan"}
 __getattr__, __dir__, __all__ = face(__name__, EXPORTS)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import NoneType
 from typing import Any
 
-from ..data.collators import joined_text
+from ..data.collators import joined_texts
 from ..data.files import load_files
 from ..data.formats import number_of, text_of
 from ..utils.columns import fields_of
 
 
 # Types of metadata columns that documents can be filtered by.
-TYPES: dict[str, Any] = {"boolean": bool, "integer": int, "number": float, "text": str}
+TYPES: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "text": str}
+ROWS_AT_ONCE = 1000
+Metadata = dict[str, Any]  # values as JSON has them
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,13 @@ class Document:
         place (`str`): File and row, for error messages.
         id (`str`, *optional*): Its id; `None` if the files have none.
         text (`str`): Text to embed.
-        metadata (`dict[str, Any]`): The other columns, as JSON has them. Those of CSV and TSV files are texts.
+        metadata (`dict`): The other columns, as JSON has them. Those of CSV and TSV files are texts.
     """
 
     place: str
     id: str | None
     text: str
-    metadata: dict[str, Any]
+    metadata: Metadata
 
 
 @dataclass(frozen=True)
@@ -58,36 +61,42 @@ class Corpus:
 
     def documents(self, types: Mapping[str, str] | None = None) -> Iterator[Document]:
         """
-        The documents in order.
-
-        Args:
-            types (`dict[str, str]`, *optional*): Metadata column -> type, as [`column_types`], of an index that the
-                documents are for. Their values become such values: texts of a CSV file numbers, for example.
+        The documents in order. With `types` (metadata column -> type, as [`column_types`]), their values are converted
+        to these, such as texts of a CSV file to numbers.
 
         Raises:
             ValueError: if a file cannot be read, a column is missing, a row has no text or no id, or a value is of
                 another type. The message names file and row.
         """
-        text = [*fields_of(self.text_column), self.id_column]
+        read = [*fields_of(self.text_column), self.id_column]
         for file in self.files:
-            for number, row in enumerate(load_files([file], text=text, streaming=True), start=1):
-                yield self._document(row, f"{file}, row {number}", types or {})
+            rows, start = iter(load_files([file], text=read, streaming=True)), 1
+            while block := list(islice(rows, ROWS_AT_ONCE)):
+                yield from self._documents(block, file, start, {*read}, types or {})
+                start += len(block)
 
     def with_columns(self) -> Corpus:
         """The corpus with the metadata columns of its first document, if it does not name any."""
         first = next(self.documents(), None)
         return self if first is None else replace(self, metadata_columns=list(first.metadata))
 
-    def _document(self, row: dict[str, Any], place: str, types: Mapping[str, str]) -> Document:
-        try:
-            text = joined_text(row, self.text_column, self.separator)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+    def _documents(
+        self, rows: Sequence[Metadata], file: str, start: int, read: Set[str], types: Mapping[str, str]
+    ) -> Iterator[Document]:
+        """The documents of some rows of a file, of which the first has the number `start`. `read` are the columns that
+        are no metadata."""
+        texts = joined_texts(rows, self.text_column, self.separator, lambda at: f"{file}, row {start + at}: ")
+        for number, (row, text) in enumerate(zip(rows, texts, strict=True), start):
+            columns = self.metadata_columns
+            if columns is None:
+                columns = [name for name in row if name not in read]
+            yield self._document(row, text, columns, f"{file}, row {number}", types)
+
+    def _document(
+        self, row: Metadata, text: str, columns: Sequence[str], place: str, types: Mapping[str, str]
+    ) -> Document:
         if not text.strip():
             raise ValueError(f"{place}: the document has no text in the column {self.text_column}.")
-        columns = self.metadata_columns
-        if columns is None:
-            columns = [name for name in row if name not in {*fields_of(self.text_column), self.id_column}]
         if missing := [name for name in columns if name not in row]:
             raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {', '.join(row)}.")
         id_ = row.get(self.id_column)
@@ -112,14 +121,12 @@ def column_types(documents: Iterable[Document]) -> dict[str, str]:
     for document in documents:
         for name, value in document.metadata.items():
             kinds.setdefault(name, set()).add(type(value))
-    found = {}
-    for name, its in kinds.items():
-        its -= {NoneType, int} if float in its and its <= {NoneType, int, float} else {NoneType}
-        found[name] = next((kind for kind, one in TYPES.items() if its == {one}), "json")
-    return found
+    names = {frozenset({kind}): name for name, kind in TYPES.items()}
+    names[frozenset({int, float})] = "number"
+    return {column: names.get(frozenset(types - {NoneType}), "json") for column, types in kinds.items()}
 
 
-def _as_type(value: Any, kind: str) -> Any:
+def _as_type(value: object, kind: str) -> object:
     """A value of metadata as one of a type. ValueError if it is none."""
     if value is None or kind == "json" or is_of_type(value, kind):
         return value
@@ -131,6 +138,6 @@ def _as_type(value: Any, kind: str) -> Any:
     return None if number is None else TYPES[kind](number)
 
 
-def is_of_type(value: Any, kind: str) -> bool:
+def is_of_type(value: object, kind: str) -> bool:
     """Whether a column of a type may have a value. An integer is a number, too."""
     return type(value) is TYPES.get(kind) or (type(value) is int and kind == "number")

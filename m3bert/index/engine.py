@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from ..encode.codes import bytes_per_vector, code_of
 from ..encode.coding import Coder
+from ..encode.precisions import bytes_per_vector, precision_of
 from ..utils.durable import remove_files
 from ..utils.extras import require_extra
-from .corpus import Document
+from .corpus import Document, Metadata
 
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ENGINES = {
 # How the searched vectors are arranged: compared one by one, in clusters (IVF), or as a graph (HNSW).
 KINDS = ("flat", "ivf", "hnsw")
 # Metadata that documents must have: column -> values of its type, of which it must have one.
-Where = Mapping[str, Sequence[Any]]
+Where = Mapping[str, Sequence[bool | int | float | str]]
 
 
 @dataclass(frozen=True)
@@ -41,27 +41,22 @@ class Hit:
 
     Args:
         id (`str`): Its id.
-        score (`float`): The dot product of the float query and the decoded document, for float32 the cosine. For bits
-            without a shortlist, it is the cosine of the bits as 1 and -1.
+        score (`float`): Dot product of the float query and the decoded document; for bits without a shortlist, the
+            cosine of the bits as 1 and -1.
         text (`str`): Its text.
-        metadata (`dict[str, Any]`): Its metadata.
+        metadata (`dict`): Its metadata.
     """
 
     id: str
     score: float
     text: str
-    metadata: dict[str, Any]
+    metadata: Metadata
 
 
 @dataclass(frozen=True)
 class Committed:
-    """
-    The documents that belong to an index while the vector store holds others.
-
-    Args:
-        end (`int`): Their keys are below it.
-        removed (`Sequence[int]`): Keys that do not belong to it any more.
-    """
+    """The documents that belong to an index while the vector store holds others: those with keys below `end` that are
+    not `removed`."""
 
     end: int
     removed: Sequence[int]
@@ -75,8 +70,8 @@ class Batch:
     Args:
         keys (`np.ndarray` of shape `(documents,)`): Numbers that identify them in the vector store.
         documents (`Sequence[Document]`): Ids, texts and metadata.
-        first (`np.ndarray` of shape `(documents, bytes)`): Vectors in the layout's first code, uint8.
-        second (`np.ndarray` of shape `(documents, bytes)`, *optional*): Vectors in its second code, uint8.
+        first (`np.ndarray` of shape `(documents, bytes)`): Vectors in the layout's first precision, uint8.
+        second (`np.ndarray` of shape `(documents, bytes)`, *optional*): Vectors in its second precision, uint8.
     """
 
     keys: np.ndarray
@@ -92,8 +87,8 @@ class Layout:
 
     Args:
         first ([`Coder`]): Precision of the vectors that are searched.
-        second ([`Coder`], *optional*): Precision of the vectors beside them, which rescore the shortlist. `None`:
-            there are none, and a shortlist of bits is scored with the first ones, decoded.
+        second ([`Coder`], *optional*): Precision of the vectors beside them, which rescore the shortlist. `None`: the
+            first ones, decoded, rescore a shortlist of bits.
         shortlist (`int`, *optional*): Length of the shortlist. `None`: the first search is the result.
         kind (`str`, *optional*, defaults to `"flat"`): One of `KINDS`. Only `"flat"` is exact.
         url (`str`, *optional*): Address of a Qdrant server.
@@ -127,7 +122,7 @@ class Layout:
     def to_dict(self) -> dict[str, Any]:
         """The layout as JSON can hold it; the quantizer is left out."""
         coders = {
-            name: {"code": coder.code, "dim": coder.dim, "ranges": getattr(coder.ranges, "tolist", lambda: None)()}
+            name: {"code": coder.code, "dim": coder.dim, "ranges": None if (r := coder.ranges) is None else r.tolist()}
             for name, coder in self.coders.items()
         }
         return {"second": None, **vars(self), **coders}
@@ -136,9 +131,9 @@ class Layout:
     def from_dict(cls, content: Mapping[str, Any], quantizer: M3BertQuantizer | None = None) -> Layout:
         """The layout that [`~Layout.to_dict`] wrote. Only the quantizer makes and compares learned precisions."""
 
-        def coder(code: str, dim: int, ranges: Any) -> Coder:
-            ranges = None if ranges is None else np.array(ranges, dtype=np.float32)
-            return Coder(code, dim, ranges, quantizer if code_of(code).learned else None)
+        def coder(code: str, dim: int, ranges: list[list[float]] | None) -> Coder:
+            array = None if ranges is None else np.array(ranges, dtype=np.float32)
+            return Coder(code, dim, array, quantizer if precision_of(code).learned else None)
 
         coders = {name: coder(**content[name]) for name in ("first", "second") if content[name]}
         return cls(**{**content, **coders})
@@ -158,8 +153,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     module: ClassVar[str]  # the Python module of the engine
-    codes: ClassVar[tuple[str, ...]]  # codes of the searched vectors
-    second_codes: ClassVar[tuple[str, ...]]  # codes of the vectors beside them
+    codes: ClassVar[tuple[str, ...]]  # precisions of the searched vectors
+    second_codes: ClassVar[tuple[str, ...]]  # precisions of the vectors beside them
     kinds: ClassVar[tuple[str, ...]]
     files: ClassVar[tuple[str, ...]]  # what it writes to the folder
 
@@ -174,12 +169,7 @@ class Engine(ABC):
 
     @classmethod
     def require(cls, layout: Layout) -> None:
-        """
-        Check that the vector store is installed and has a layout.
-
-        Raises:
-            ValueError: names what is missing, and the legal values.
-        """
+        """Raise a ValueError, with the legal values, if the vector store is not installed or lacks a layout."""
         cls.library()
         second = None if layout.second is None else layout.second.code
         for what, value, legal in (
@@ -191,11 +181,11 @@ class Engine(ABC):
                 known = ", ".join(filter(None, legal))
                 raise ValueError(f"The vector store {cls.name} has no {what} {value}; it has {known}.")
         if layout.url is not None and cls.name != "qdrant":
-            raise ValueError(f"--url is for Qdrant; the vector store {cls.name} has no server.")
+            raise ValueError(f"url={layout.url!r} is for Qdrant; the vector store {cls.name} has no server.")
 
     @abstractmethod
     def truncate(self, first: int) -> None:
-        """Remove the documents with this key and higher ones, such as those of an interrupted addition. With 0,
+        """Remove the documents with this key and higher ones, as after an interrupted addition. With 0,
         everything is made anew."""
 
     @abstractmethod
@@ -219,13 +209,8 @@ class Engine(ABC):
     def search(
         self, queries: torch.Tensor, k: int, where: Where | None = None, committed: Committed | None = None
     ) -> list[list[Hit]]:
-        """
-        Find the `k` nearest documents for embeddings of queries `(queries, width)`, as wide as those that were coded.
-        Of the metadata columns `where`, documents must have one of the values. With `committed`, no others are found.
-
-        Returns:
-            `list[list[Hit]]`: documents per query, best first; fewer than `k` if there are fewer.
-        """
+        """The up to `k` nearest documents per query, best first, for embeddings of queries `(queries, width)`. Of the
+        metadata columns `where`, documents must have one of the values. With `committed`, no others are found."""
 
     @abstractmethod
     def close(self) -> None:
@@ -242,7 +227,7 @@ class Engine(ABC):
 def find_engine(name: str) -> type[Engine]:
     """The vector store of a name. ValueError if there is none: the message names the legal values."""
     if name not in ENGINES:
-        raise ValueError(f"--vector_store {name} is unknown; legal values: {', '.join(ENGINES)}.")
+        raise ValueError(f"engine={name!r} is unknown; legal values: {', '.join(ENGINES)}.")
     module, class_name = ENGINES[name]
     return getattr(import_module(f".engines.{module}", __package__), class_name)
 

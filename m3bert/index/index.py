@@ -36,10 +36,14 @@ from .plan import Plan, encoder_identity, require_same_encoder
 SCHEMA_VERSION = 4
 # The versions before: 2 kept the progress of an index in `documents.sqlite`, for all vector stores.
 OLDER_VERSIONS = (2, 3)
+Manifest = dict[str, Any]  # content of the file
 MANIFEST = "index.json"
 CORPUS = ("text_column", "id_column", "separator", "metadata_columns")  # how documents are read, also additions
 CHUNK = 2048  # documents that are encoded, and then written, together
-SAMPLE = 5  # chunks at the beginning that codes are fitted to
+SAMPLE = 5  # chunks at the beginning that a precision is fitted to
+UNFINISHED: Manifest = {
+    **{"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None}
+}
 
 
 class Index:
@@ -48,7 +52,7 @@ class Index:
 
     Args:
         folder (`Path`): The folder.
-        manifest (`dict[str, Any]`): Content of its `index.json`.
+        manifest (`dict`): Content of its `index.json`.
         encoder ([`GridEncoder`], *optional*): Encoder of queries and new documents. Deleting needs none.
 
     ```python
@@ -58,7 +62,7 @@ class Index:
     ```
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], encoder: GridEncoder | None = None):
+    def __init__(self, folder: Path, manifest: Manifest, encoder: GridEncoder | None = None):
         self.folder, self.manifest, self.encoder = folder, manifest, encoder
         self.plan = Plan.from_dict(manifest["plan"])
         self.layout = Layout.from_dict(manifest["layout"], encoder.quantizer if encoder is not None else None)
@@ -81,20 +85,15 @@ class Index:
             corpus ([`Corpus`]): Documents. They are read twice: all are checked before the first one is embedded.
             kind (`str`, *optional*): One of [`~index.engine.KINDS`]. Default: the first of the store.
             url (`str`, *optional*): Address of a Qdrant server.
-            model (`str`, *optional*): Hub id or folder of the encoder, for those who search. Default: where it was
-                loaded from.
+            model (`str`, *optional*): Hub id or folder of the encoder to record. Default: where it was loaded from.
             overwrite (`bool`, *optional*, defaults to `False`): Whether to replace the index of the folder. It is
                 searched until the new one is finished.
             verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
 
-        Returns:
-            [`Index`]: the finished index.
-
         Raises:
             OSError: if a file cannot be read or written.
-            ValueError: if the encoder is not that of the plan, the vector store does not have its precisions, a
-                document has no text or its id is not new, the folder holds another index, one of other documents or
-                other files, or another process writes to it.
+            ValueError: if the plan is of another encoder, the vector store lacks its precisions, a document has no
+                text or its id is not new, the folder holds another index or other files, or is being written.
         """
         settings = {
             "engine": engine,
@@ -105,17 +104,7 @@ class Index:
         }
         require_same_encoder(plan.encoder, settings["encoder"], "The plan")
         with only_writer(folder):
-            before = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
-            if before and not overwrite:
-                require_same_encoder(before["encoder"], settings["encoder"], f"The index {folder}")
-                for name in settings.keys() - {"encoder"}:
-                    if before.get(name) != settings[name]:
-                        raise ValueError(
-                            f"{folder} holds an index with another {name}: choose another folder, or --overwrite it."
-                        )
-            others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not before else []
-            if others and others != [f"{MANIFEST}.draft"]:
-                raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another folder.")
+            before = _manifest_before(folder, settings, overwrite)
             rows = Rows(corpus.with_columns())
             survey = surveyed(rows)
             if before and before["next_key"] and not overwrite:
@@ -125,45 +114,42 @@ class Index:
                         f"`m3bert index {folder} --add`."
                     )
                 return cls(folder, before, encoder)
-            collection = before["layout"]["collection"] if before and not overwrite else _new_collection(folder, url)
-            manifest = {
-                **settings,
-                "model": model or unwrap_encoder(encoder.model).config.name_or_path,
-                "layout": _layout(settings, plan, encoder, survey, collection).to_dict(),
-                "corpus": {name: getattr(rows.corpus, name) for name in CORPUS},
-                **{"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None},
-            }
-            if before and overwrite:
-                manifest |= {"data": f"build-{uuid4().hex[:8]}", "replaced": _place(before)}
-                with cls(folder, before) as index:
-                    index._settle()
-                    index._note(finished=False, replaced=_place(manifest))
-            elif before:  # an interrupted build
-                manifest |= {"data": before["data"], "replaced": before["replaced"]}
-            (folder / manifest["data"]).mkdir(parents=True, exist_ok=True)
-            if not before or not overwrite:
-                _write(folder, manifest)
-            index = cls(folder, manifest, encoder)
-            try:
-                index.engine.truncate(0)
-                index._add(rows, survey, verbose)
-            except BaseException:
-                index.close()
-                raise
-            return index
+            layout = _layout(settings, plan, encoder, survey, None if overwrite else before, folder)
+            source = model or unwrap_encoder(encoder.model).config.name_or_path
+            reading = {name: getattr(rows.corpus, name) for name in CORPUS}
+            manifest = {**settings, "model": source, "layout": layout.to_dict(), "corpus": reading, **UNFINISHED}
+            return cls._started(folder, manifest, before, encoder, overwrite)._built(rows, survey, verbose)
+
+    @classmethod
+    def _started(
+        cls, folder: Path, manifest: Manifest, before: Manifest, encoder: GridEncoder, overwrite: bool
+    ) -> Index:
+        """A new index without documents, in a place of its vector store that no finished index uses."""
+        if before and overwrite:
+            manifest |= {"data": f"build-{uuid4().hex[:8]}", "replaced": _place(before)}
+            with cls(folder, before) as index:
+                index._settle()
+                index._note(finished=False, replaced=_place(manifest))
+        elif before:  # an interrupted build
+            manifest |= {"data": before["data"], "replaced": before["replaced"]}
+        (folder / manifest["data"]).mkdir(parents=True, exist_ok=True)
+        if not before or not overwrite:
+            _write(folder, manifest)
+        return cls(folder, manifest, encoder)
+
+    def _built(self, rows: Rows, survey: Survey, verbose: bool) -> Index:
+        try:
+            self.engine.truncate(0)
+            self._add(rows, survey, verbose)
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     @classmethod
     def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:
-        """
-        Open an index.
-
-        Args:
-            folder (`Path`): Folder of the index.
-            encoder ([`GridEncoder`], *optional*): Encoder of queries, and of new documents.
-
-        Raises:
-            ValueError: if the folder holds no index, or it was built with another model.
-        """
+        """Open the index of a folder, with the encoder of queries and new documents. ValueError if there is no index,
+        or it was built with another model."""
         manifest = read_manifest(folder)
         if encoder is not None:
             require_same_encoder(manifest["encoder"], encoder_identity(encoder), f"The index {folder}")
@@ -186,15 +172,12 @@ class Index:
         """
         Delete documents by their ids, and add others, whose ids must be new or among the deleted ones: both or
         neither. Everything is checked first. Until the end, and if the change is refused or killed, searches find the
-        documents from before.
-
-        Returns:
-            `int`: number of documents that were added.
+        documents from before. Returns the number of added documents.
 
         Raises:
             OSError: if a file cannot be read or written.
-            ValueError: if an id is not in the index, a document has no text, its id is not new, or its metadata are
-                not of the types of the index; if the index is not finished, or another process writes to it.
+            ValueError: if an id is not in the index, a document has no text, a taken id or metadata of other types,
+                the index is not finished, or another process writes to it.
         """
         with only_writer(self.folder):
             self.manifest = self._finished_manifest()
@@ -227,15 +210,16 @@ class Index:
         """Delete documents by their ids: see [`Index.change`]."""
         self.change(ids)
 
-    def search(self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: Sequence[str], k: int = 10, where: Mapping[str, object] | None = None
+    ) -> list[list[Hit]]:
         """
         Find documents.
 
         Args:
             queries (`Sequence[str]`): Texts.
             k (`int`, *optional*, defaults to 10): Number of documents to find per query.
-            where (`dict[str, Any]`, *optional*): Metadata that documents must have: column -> a value, or a list of
-                values of which they must have one.
+            where (`dict`, *optional*): Metadata that documents must have: column -> a value, or a list of values.
 
         Returns:
             `list[list[Hit]]`: documents per query, best first.
@@ -246,18 +230,19 @@ class Index:
         if k < 1:
             raise ValueError(f"k={k} must be at least 1.")
         assert self.encoder is not None, "open the index with an encoder"
-        committed, filters = self._committed(), {}
-        for name, wanted in (where or {}).items():
-            filters[name] = wanted if isinstance(wanted, list | tuple) else [wanted]
+        committed = self._committed()
+        filters: dict[str, Any] = {}
+        for name, values in (where or {}).items():
+            filters[name] = values if isinstance(values, list | tuple) else [values]
             kind = self.layout.columns.get(name, "json")
             if kind == "json" or not all(is_of_type(value, kind) for value in filters[name]):
-                raise ValueError(f"Cannot filter by {name}={wanted!r}; columns: {dict(self.layout.columns)}.")
+                raise ValueError(f"Cannot filter by {name}={values!r}; columns: {dict(self.layout.columns)}.")
         if not all(filters.values()):  # a column of which no value passes
             return [[] for _ in queries]
         embeddings = self.encoder.encode(list(queries), role="query").require_finite()
         return self.engine.search(embeddings.widest(self.plan.query.layer), k, filters, committed)
 
-    def _finished_manifest(self) -> dict[str, Any]:
+    def _finished_manifest(self) -> Manifest:
         """The manifest, which another process may have changed. ValueError if its index cannot be used here."""
         manifest = read_manifest(self.folder)
         if not manifest["next_key"]:
@@ -271,7 +256,7 @@ class Index:
         manifest = self._finished_manifest()
         return None if manifest["finished"] else Committed(manifest["next_key"], manifest["removed"])
 
-    def _commit(self, **changes: Any) -> None:
+    def _commit(self, **changes: object) -> None:
         """Let a change take place, and remove what does not belong to the index any more."""
         self._note(finished=False, **changes)
         self.engine.delete(self.manifest["removed"])
@@ -287,12 +272,12 @@ class Index:
             self.engine.truncate(self.manifest["next_key"])
             self._commit()
 
-    def _note(self, **changes: Any) -> None:
+    def _note(self, **changes: object) -> None:
         self.manifest |= changes
         _write(self.folder, self.manifest)
 
-    def _add(self, rows: Rows, survey: Survey, verbose: bool, **changes: Any) -> None:
-        """Store documents behind those of the index, and let them and other changes take place."""
+    def _add(self, rows: Rows, survey: Survey, verbose: bool, **changes: object) -> None:
+        """Append documents, and let them and other changes take place."""
         with tqdm(desc="Indexing", total=survey.total, disable=not verbose, leave=False) as bar:
             self.engine.add(self._batches(rows, survey, bar))
         self._commit(next_key=rows.first + survey.total, documents=survey.digest, **changes)
@@ -311,39 +296,24 @@ class Index:
             raise ValueError(f"{', '.join(rows.corpus.files)} changed while they were read: run the command again.")
 
 
-def digest_of(before: str, *values: Any) -> str:
+def digest_of(before: str, *values: object) -> str:
     """A digest of some values, and of all those before them."""
     return hashlib.sha256(json.dumps([before, *values], sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """
-    Documents to add to an index.
-
-    Args:
-        corpus ([`Corpus`]): The documents.
-        first (`int`, *optional*, defaults to 0): Key of the first one.
-        digest (`str`, *optional*): Digest of the documents of the index.
-        taken (`Callable`, *optional*): Which of some ids the index has.
-        columns (`dict[str, str]`, *optional*): Types of its metadata.
-    """
+    """Documents to add to an index."""
 
     corpus: Corpus
-    first: int = 0
-    digest: str = ""
-    taken: Callable[[Sequence[str]], Set[str]] = lambda ids: set()
-    columns: Mapping[str, str] = field(default_factory=dict)
+    first: int = 0  # key of the first one
+    digest: str = ""  # of the documents of the index
+    taken: Callable[[Sequence[str]], Set[str]] = lambda ids: set()  # which of some ids the index has
+    columns: Mapping[str, str] = field(default_factory=dict)  # types of its metadata
 
     def chunks(self) -> Iterator[tuple[list[Document], str]]:
-        """
-        The documents in chunks, each with the digest of all documents up to its end. A document without an id gets its
-        key as one.
-
-        Raises:
-            ValueError: as [`Corpus.documents`]; if an id is that of another document, or there is no document. The
-                message names file and row.
-        """
+        """The documents in chunks, each with the digest of all documents up to its end. A document without an id gets
+        its key as one. Raises as [`Corpus.documents`], or a ValueError if an id is taken or there is no document."""
         documents, key, digest, seen = self.corpus.documents(self.columns), self.first, self.digest, set()
         while chunk := list(islice(documents, CHUNK)):
             chunk = [
@@ -395,13 +365,8 @@ def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> tor
     return vectors
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """
-    What an index says of itself in `index.json`.
-
-    Raises:
-        ValueError: if the folder holds no index, or one of another version.
-    """
+def read_manifest(folder: Path) -> Manifest:
+    """The content of `index.json`. ValueError if the folder holds no index, or one of another version."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
     manifest = read_object(folder / MANIFEST)
@@ -417,29 +382,44 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return {"documents": "unknown", "data": "", "removed": [], "replaced": None} | manifest
 
 
-def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
+def _write(folder: Path, manifest: Manifest) -> None:
     content = {**manifest, "schema_version": SCHEMA_VERSION}
     replace_text(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def _place(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _place(manifest: Manifest) -> Manifest:
     """Where the vector store of an index is."""
     return {name: manifest[name] for name in ("engine", "layout", "data")}
 
 
-def _new_collection(folder: Path, url: str | None) -> str | None:
-    """A new name for a collection on a server."""
-    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name)}-{uuid4().hex[:8]}" if url else None
+def _manifest_before(folder: Path, settings: Manifest, overwrite: bool) -> Manifest:
+    """The manifest of the index that a folder holds; empty if there is none. ValueError if it is not the one to build,
+    unless it is overwritten, or the folder has other files."""
+    if (folder / MANIFEST).is_file():
+        before = read_manifest(folder)
+        if not overwrite:
+            require_same_encoder(before["encoder"], settings["encoder"], f"The index {folder}")
+            for name in settings.keys() - {"encoder"}:
+                if before.get(name) != settings[name]:
+                    raise ValueError(
+                        f"{folder} holds an index with another {name}: choose another folder, or --overwrite it."
+                    )
+        return before
+    others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if others and others != [f"{MANIFEST}.draft"]:
+        raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another folder.")
+    return {}
 
 
 def _layout(
-    settings: Mapping[str, Any], plan: Plan, encoder: GridEncoder, survey: Survey, collection: str | None
+    settings: Manifest, plan: Plan, encoder: GridEncoder, survey: Survey, before: Manifest | None, folder: Path
 ) -> Layout:
-    """The layout of a new index. ValueError if the vector store does not have it."""
-    options = {name: settings[name] for name in ("kind", "url")} | {
-        "columns": survey.columns,
-        "collection": collection,
-    }
+    """The layout of a new index, in the collection of the one `before` it, or a new one. ValueError if the vector
+    store does not have it."""
+    collection = before["layout"]["collection"] if before else None
+    if not before and settings["url"]:
+        collection = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name)}-{uuid4().hex[:8]}"
+    options = {"kind": settings["kind"], "url": settings["url"], "columns": survey.columns, "collection": collection}
     sample = torch.zeros(1, encoder.full_width)
     find_engine(settings["engine"]).require(plan.layout(encoder, sample, **options))
     if plan.needs_sample:

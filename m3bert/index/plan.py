@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..encode.codes import FLOAT
 from ..encode.coding import Coder
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import FLOAT
 from ..evaluation.choice import Choice
 from ..evaluation.results import GridResults
 from ..utils.durable import replace_text
@@ -33,21 +33,17 @@ class Plan:
 
     Args:
         documents ([`Granularity`]): Granularity of the documents, with their precision. Queries have its dim, too.
-        query_layer (`int`, *optional*): Layer of the queries. Default: that of the documents.
+        query_layer (`int`, *optional*): Layer of the queries. Default: as the documents.
         first_dim (`int`, *optional*): Dim of the first stage of a two-stage search in float32.
         rescore (`str`, *optional*): Precision that rescores the shortlist, or `codes` for the searched codes, decoded.
         shortlist (`int`, *optional*): Length of the shortlist; needed with `first_dim` or `rescore`.
         model (`str`, *optional*): Hub id or folder of the evaluated model.
         revision (`str`, *optional*): Its commit on the Hub.
         encoder (`dict`, *optional*): Its weights and settings, as [`encoder_identity`]. Another encoder is refused.
-        quality (`float`, *optional*): Mean of the main metrics of `tasks`, as measured.
-        tasks (`tuple[str, ...]`, *optional*): What it was measured on.
-        latency_ms (`float`, *optional*): Milliseconds per query, as measured.
-        vectors (`int`, *optional*): Number of documents that it was chosen for.
-        memory_gb (`float`, *optional*): Memory of these vectors, in gigabytes.
+        quality, latency_ms (`float`, *optional*): Mean of the main metrics of `tasks`, and ms per query, as measured.
+        vectors, memory_gb (`int`, `float`, *optional*): Number and gigabytes of the documents it was chosen for.
         measured (`dict[str, str]`, *optional*): Date and machine of the evaluation.
         explanation (`str`, *optional*): The choice and its reasons.
-        schema_version (`int`, *optional*): Version of the file.
 
     Raises:
         ValueError: if there is a shortlist without something that rescores it, or the reverse.
@@ -112,14 +108,9 @@ class Plan:
         return Grid(tuple({self.documents, self.query}))
 
     def layout(self, encoder: GridEncoder, sample: torch.Tensor, **options: Any) -> Layout:
-        """
-        What the index stores per document: codes that are fitted to embeddings `(documents, width)` of the first ones
-        (see [`~Plan.needs_sample`]), and other fields of the [`Layout`]. Numbers of later documents that are out of
-        the ranges of `int8` and `int4` are cut off to them.
-
-        Raises:
-            ValueError: if a precision cannot be made from these embeddings.
-        """
+        """What the index stores per document: precisions that are fitted to embeddings `(documents, width)` of the
+        first ones (see [`~Plan.needs_sample`]), and other fields of the [`Layout`]. Later numbers out of the ranges of
+        `int8` and `int4` are clipped. ValueError if a precision cannot be made from these embeddings."""
         codes = [(self.documents.code, self.first_dim or self.documents.dim)]
         if self.first_dim is not None:
             codes.append((FLOAT, self.documents.dim))
@@ -170,18 +161,13 @@ def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:
     return {
         "quantizer": encoder.quantizer.fingerprint if encoder.quantizer is not None else None,
         **{name: identity[name] for name in ("weights", *READING)},
-        "prompts": {role: its for role, its in identity["prompts"].items() if role in ("query", "document")},
+        "prompts": {role: text for role, text in identity["prompts"].items() if role in ("query", "document")},
     }
 
 
-def require_same_encoder(expected: Mapping[str, Any], found: Mapping[str, Any], whose: str) -> None:
-    """
-    Check that an encoder has the [`encoder_identity`] that was recorded: `whose` is the subject of the error message.
-    What is `None` or missing in the record is not compared.
-
-    Raises:
-        ValueError: names what differs.
-    """
-    for name, value in found.items():
+def require_same_encoder(expected: Mapping[str, object], actual: Mapping[str, object], whose: str) -> None:
+    """Raise a ValueError, whose subject is `whose`, if an encoder differs from the recorded [`encoder_identity`]. What
+    the record does not have is not compared."""
+    for name, value in actual.items():
         if expected.get(name) not in (None, value):
             raise ValueError(f"{whose} is of another encoder: {name} {expected[name]!r}, not {value!r}.")

@@ -22,20 +22,22 @@ def fields_of(column: str) -> list[str]:
     return column.split("+")
 
 
-def check_columns(names: Sequence[str], columns: Iterable[str], name: str = "The dataset") -> None:
-    """Raise a ValueError if the columns of what the message calls `name` lack some."""
-    if missing := [column for column in columns if column not in names]:
+def check_columns(present: Sequence[str], columns: Iterable[str], name: str = "The dataset") -> None:
+    """Raise a ValueError if some columns are not present in what the message calls `name`."""
+    if missing := [column for column in columns if column not in present]:
         hint = " (--text_column names another)" if missing == [TEXT] else ""
-        raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}{hint}; it has {', '.join(names)}.")
+        raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}{hint}; it has {', '.join(present)}.")
 
 
-def text_columns_of(names: Sequence[str], source: str = "The dataset", option: str = "pass text_columns") -> list[str]:
+def text_columns_of(
+    present: Sequence[str], source: str = "The dataset", option: str = "pass text_columns"
+) -> list[str]:
     """
     The columns with text, in the order that objectives expect: anchor, positive, hard negatives. Labels and scores are
     left out.
 
     Args:
-        names (`Sequence[str]`): All columns of a dataset, in any order.
+        present (`Sequence[str]`): All columns of a dataset, in any order.
         source (`str`, *optional*): What the message calls the dataset.
         option (`str`, *optional*): What the message says to do.
 
@@ -43,21 +45,21 @@ def text_columns_of(names: Sequence[str], source: str = "The dataset", option: s
         ValueError: if a column has another name, two columns are the same side of a pair, or there are negatives
             without a positive.
     """
-    negatives = sorted((int(match[1] or 0), name) for name in names if (match := NEGATIVE.fullmatch(name)))
-    anchors = [name for name in names if name in ANCHORS]
-    positives = [name for name in names if name in POSITIVES]
-    if TEXT in names:
+    negatives = sorted((int(match[1] or 0), name) for name in present if (match := NEGATIVE.fullmatch(name)))
+    anchors = [name for name in present if name in ANCHORS]
+    positives = [name for name in present if name in POSITIVES]
+    if TEXT in present:
         (positives if anchors and not positives else anchors).append(TEXT)
     columns = [*anchors, *positives, *(name for _, name in negatives)]
-    unknown = [name for name in names if name not in (*columns, *LABELS)]
+    unknown = [name for name in present if name not in (*columns, *LABELS)]
     if unknown or len(anchors) > 1 or len(positives) > 1 or (negatives and not positives):
         raise ValueError(
-            f"{source} has the column(s) {', '.join(names)}; which of them are anchor, positive and negatives is "
+            f"{source} has the column(s) {', '.join(present)}; which of them are anchor, positive and negatives is "
             f"not clear from their names: {option}. Known names: {KNOWN}."
         )
     return columns
 
 
-def labels_of(names: Sequence[str]) -> list[str]:
+def labels_of(present: Sequence[str]) -> list[str]:
     """The columns with labels or scores."""
-    return [name for name in names if name in LABELS]
+    return [name for name in present if name in LABELS]

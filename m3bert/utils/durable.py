@@ -20,7 +20,7 @@ def replacing(file: Path, *, mark: str = "draft") -> Iterator[Path]:
     Args:
         file (`Path`): The file to write. Its folder must be there.
         mark (`str`, *optional*, defaults to `"draft"`): Last part of the name to write to. Where several processes
-            may write the same file, each needs its own.
+            may write the same file, each needs another.
     """
     draft = file.with_name(f"{file.name}.{mark}")
     try:
@@ -40,7 +40,7 @@ def replace_text(file: Path, text: str) -> None:
 @contextmanager
 def replacing_files(folder: Path, *, last: str = "config.json", stale: Sequence[str] = ()) -> Iterator[Path]:
     """
-    A folder to write to. When the block ends, its files replace those of `folder`, where others stay; if it fails,
+    A folder to write to. When the block ends, its files replace files of `folder`, where others stay; if it fails,
     nothing changes there. A process that is killed in between leaves a folder without the file `last`, which is
     removed first and put back last.
 
@@ -82,7 +82,7 @@ def remove_files(folder: str | Path, files: Sequence[str]) -> None:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Re-raise errors of writing as an OSError that names `what`, also those of PyTorch and of libraries in Rust."""
+    """Re-raise errors of writing as an OSError that names `what`, also from PyTorch and libraries in Rust."""
     try:
         yield
     except Exception as error:
@@ -93,17 +93,8 @@ def writing(what: str) -> Iterator[None]:
 
 @contextmanager
 def only_writer(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """
-    Keep other processes that ask for the same folder from it, with a lock on a file `.NAME.lock` beside the folder.
-    The lock ends with the process.
-
-    Args:
-        folder (`Path`): The folder, which need not exist.
-        wait (`bool`, *optional*, defaults to `False`): Whether to wait for another process that has the folder.
-
-    Raises:
-        ValueError: if another process has the folder, and `wait` is not set.
-    """
+    """Lock a folder, which need not exist, by the file `.NAME.lock` beside it, until the block or the process ends. If
+    another process has the folder, wait for it, or raise a ValueError unless `wait` is set."""
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=-1 if wait else 0)

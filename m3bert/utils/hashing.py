@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from glob import glob
 from hashlib import blake2b, file_digest
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ def hash_of(content: str | bytes, bits: int = 63) -> int:
     return int.from_bytes(blake2b(content, digest_size=-(-bits // 8)).digest(), "big") >> -bits % 8
 
 
-def key_of(settings: Mapping[str, Any]) -> str:
+def key_of(settings: Mapping[str, object]) -> str:
     """A short name for settings, which are JSON values."""
     return blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
@@ -53,18 +52,18 @@ def weights_fingerprint(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = blake2b(digest_size=16)
     for name, tensor in named:
         digest.update(name.encode())
-        for part in _plain_tensors(tensor):
+        for part in plain_tensors(tensor):
             plain = part.detach().cpu()
             plain = plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain
             digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensor, or the plain tensors inside a tensor subclass, such as quantised weights and their scales."""
     if type(tensor) in (torch.Tensor, nn.Parameter):
         yield tensor
         return
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # what every tensor subclass defines
     for name in names:
-        yield from _plain_tensors(getattr(tensor, name))
+        yield from plain_tensors(getattr(tensor, name))

@@ -58,7 +58,7 @@ def segments(dims: tuple[int, ...]) -> list[slice]:
 
 
 def summed_from_the_longest(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The gradients of the segments from those of the prefixes, in place: a segment is in its own prefix and in all
+    """The gradients of segments from gradients of prefixes, in place: a segment is in the prefix it ends and in all
     longer ones."""
     for shorter, longer in zip(gradients[-2::-1], gradients[:0:-1], strict=True):
         shorter.add_(longer)

@@ -1,4 +1,4 @@
-"""What an objective says of itself, and the papers that it implements, as model cards cite them."""
+"""The identity of an objective, and the papers that it implements, as model cards cite them."""
 
 from __future__ import annotations
 
@@ -64,26 +64,21 @@ class Identity:
     parts: tuple[Identity, ...] = ()
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(", "))
+
+
 M3BERT = Paper(
     "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder",
     "2605.19568",
-    ("Yaoxiang Wang", "Simiao Zuo", "Qingguo Hu", "Yucheng Ding", "Yeyun Gong", "Jian Jiao", "Jinsong Su"),
+    _names("Yaoxiang Wang, Simiao Zuo, Qingguo Hu, Yucheng Ding, Yeyun Gong, Jian Jiao, Jinsong Su"),
 )
 MRL = Paper(
     "Matryoshka Representation Learning",
     "2205.13147",
-    (
-        "Aditya Kusupati",
-        "Gantavya Bhatt",
-        "Aniket Rege",
-        "Matthew Wallingford",
-        "Aditya Sinha",
-        "Vivek Ramanujan",
-        "William Howard-Snyder",
-        "Kaifeng Chen",
-        "Sham Kakade",
-        "Prateek Jain",
-        "Ali Farhadi",
+    _names(
+        "Aditya Kusupati, Gantavya Bhatt, Aniket Rege, Matthew Wallingford, Aditya Sinha, Vivek Ramanujan, "
+        "William Howard-Snyder, Kaifeng Chen, Sham Kakade, Prateek Jain, Ali Farhadi"
     ),
 )
 SIMCSE = Paper(
@@ -97,9 +92,9 @@ ESE = Paper(
 COSENT = Paper(
     "CoSENT: Consistent Sentence Embedding via Similarity Ranking",
     "2400",
-    (
-        "Xiang Huang", "Hao Peng", "Dongcheng Zou", "Zhiwei Liu", "Jianxin Li", "Kay Liu", "Jia Wu", "Jianlin Su",
-        "Philip S. Yu",
+    _names(
+        "Xiang Huang, Hao Peng, Dongcheng Zou, Zhiwei Liu, Jianxin Li, Kay Liu, Jia Wu, Jianlin Su, Philip S. "
+        "Yu"
     ),
     "https://doi.org/10.1109/TASLP.2024.3402087",
 )  # fmt: skip
@@ -109,7 +104,7 @@ ANGLE = Paper(
 MARGIN_MSE = Paper(
     "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
     "2010.02666",
-    ("Sebastian Hofstätter", "Sophia Althammer", "Michael Schröder", "Mete Sertkan", "Allan Hanbury"),
+    _names("Sebastian Hofstätter, Sophia Althammer, Michael Schröder, Mete Sertkan, Allan Hanbury"),
 )
 TIGHTLY_COUPLED = Paper(
     "Distilling Dense Representations for Ranking using Tightly-Coupled Teachers",
@@ -119,21 +114,13 @@ TIGHTLY_COUPLED = Paper(
 STARBUCKS = Paper(
     "Starbucks: Improved Training for 2D Matryoshka Embeddings",
     "2410.13230",
-    ("Shengyao Zhuang", "Shuai Wang", "Fabio Zheng", "Bevan Koopman", "Guido Zuccon"),
+    _names("Shengyao Zhuang, Shuai Wang, Fabio Zheng, Bevan Koopman, Guido Zuccon"),
 )
 MIPIC = Paper(
     "MIPIC: Matryoshka Representation Learning via Self-Distilled Intra-Relational and Progressive Information "
     "Chaining",
     "2604.24374",
-    (
-        "Phung Gia Huy",
-        "Hai An Vu",
-        "Minh-Phuc Truong",
-        "Thang Duc Tran",
-        "Linh Ngo Van",
-        "Thanh Nguyen Hong",
-        "Trung Le",
-    ),
+    _names("Phung Gia Huy, Hai An Vu, Minh-Phuc Truong, Thang Duc Tran, Linh Ngo Van, Thanh Nguyen Hong, Trung Le"),
 )
 MIC = Paper(
     "MIC: Maximizing Informational Capacity in Adaptive Representations via Isotropic Subspace Alignment",
@@ -143,7 +130,7 @@ MIC = Paper(
 IBKD = Paper(
     "Text Representation Distillation via Information Bottleneck Principle",
     "2311.05472",
-    ("Yanzhao Zhang", "Dingkun Long", "Zehan Li", "Pengjun Xie"),
+    _names("Yanzhao Zhang, Dingkun Long, Zehan Li, Pengjun Xie"),
 )
 QAMA = Paper(
     "Quantization Aware Matryoshka Adaptation: Leveraging Matryoshka Learning, Quantization, and Bitwise Operations "
@@ -158,5 +145,5 @@ CRD = Paper(
 HPD = Paper(
     "Compressing Sentence Representation for Semantic Retrieval via Homomorphic Projective Distillation",
     "2203.07687",
-    ("Xuandong Zhao", "Zhiguo Yu", "Ming Wu", "Lei Li"),
+    _names("Xuandong Zhao, Zhiguo Yu, Ming Wu, Lei Li"),
 )

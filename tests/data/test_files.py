@@ -24,15 +24,15 @@ def test_files_are_grouped_by_name(tmp_path, monkeypatch):
 def test_only_an_empty_cell_of_a_table_is_missing(tmp_path):
     (tmp_path / "rows.csv").write_text("text,score\nNA,1.5\nnull,\n,2\n")
     assert check_files([str(tmp_path / "rows.csv")], ["text"]) == ["text", "score"]
-    found = load_files([str(tmp_path / "rows.csv")])
-    assert found["text"][:] == ["NA", "null", None] and found["score"][:] == ["1.5", None, "2"]
+    actual = load_files([str(tmp_path / "rows.csv")])
+    assert actual["text"][:] == ["NA", "null", None] and actual["score"][:] == ["1.5", None, "2"]
 
 
 def test_a_line_of_a_text_file_is_a_row(tmp_path):
     for name, text in (("a.txt", "one\ntwo\n"), ("b.txt", "three\n")):
         (tmp_path / name).write_text(text)
-    found = load_files([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])
-    assert found.to_list() == [{"text": "one"}, {"text": "two"}, {"text": "three"}]
+    actual = load_files([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])
+    assert actual.to_list() == [{"text": "one"}, {"text": "two"}, {"text": "three"}]
 
 
 BROKEN = {
@@ -79,12 +79,12 @@ def test_files_of_several_formats_or_of_none_are_refused(tmp_path):
 
 def test_texts_become_token_ids_and_long_ones_are_cut(tiny_tokenizer):
     data = Dataset.from_dict({"body": ["open the file", "read " * 20], "other": [1, 2]})
-    found = tokenize_texts(data, tiny_tokenizer, column="body", max_length=6)
-    assert set(found.column_names) == {"input_ids", "attention_mask", "special_tokens_mask"}
-    assert found[0]["input_ids"] == tiny_tokenizer("open the file")["input_ids"]
-    assert len(found[1]["input_ids"]) == 6 and found[1]["special_tokens_mask"] == [1, 0, 0, 0, 0, 1]
+    actual = tokenize_texts(data, tiny_tokenizer, column="body", max_length=6)
+    assert set(actual.column_names) == {"input_ids", "attention_mask", "special_tokens_mask"}
+    assert actual[0]["input_ids"] == tiny_tokenizer("open the file")["input_ids"]
+    assert len(actual[1]["input_ids"]) == 6 and actual[1]["special_tokens_mask"] == [1, 0, 0, 0, 0, 1]
     stream = tokenize_texts(data.to_iterable_dataset(), tiny_tokenizer, column="body", max_length=6)
-    assert list(stream) == found.to_list()
+    assert list(stream) == actual.to_list()
 
 
 @pytest.mark.parametrize(

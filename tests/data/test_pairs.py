@@ -37,8 +37,8 @@ def test_identical_pairs_and_frequent_queries_are_cut(shards):
     cleaned, report = clean_pairs(pairs, ["query"], ["title", "text"], max_per_query=2)
     assert type(cleaned) is type(pairs)
     for _ in range(2):
-        kept = [(row["query"], row["title"], row["text"]) for row in cleaned]
-        assert kept == [PAIRS[index] for index in (0, 2, 3, 7)]
+        remaining = [(row["query"], row["title"], row["text"]) for row in cleaned]
+        assert remaining == [PAIRS[index] for index in (0, 2, 3, 7)]
     assert report == {"rows": 9, "duplicates": 3, "over": 2}
 
 
@@ -53,14 +53,14 @@ def some_pairs(count: int) -> list[dict[str, str]]:
 
 def one_by_one(rows: list[dict[str, str]], max_per_query: int | None) -> list[dict[str, str]]:
     """What is kept, with sets and counters."""
-    kept, seen, asked = [], set(), Counter()
+    remaining, seen, asked = [], set(), Counter()
     for row in rows:
         pair = (row["query"], row["text"])
         if pair not in seen and (max_per_query is None or asked[row["query"]] < max_per_query):
-            kept.append(row)
+            remaining.append(row)
             asked[row["query"]] += 1
         seen.add(pair)
-    return kept
+    return remaining
 
 
 @pytest.mark.parametrize("max_per_query", [None, 1, 2])
@@ -79,11 +79,11 @@ def test_the_kept_pairs_are_those_of_reading_one_by_one(max_per_query, shards):
 def test_every_reader_of_a_stream_keeps_the_same_pairs(ranks, workers):
     dataset = Dataset.from_list(some_pairs(300)).to_iterable_dataset(num_shards=3)
     cleaned, _ = clean_pairs(dataset, ["query"], ["text"], max_per_query=1)
-    found = [
+    actual = [
         row["row"]
         for rank in range(ranks)
         for row in DataLoader(split_dataset_by_node(cleaned, rank, ranks), batch_size=None, num_workers=workers)
     ]
-    assert sorted(found, key=int) == [row["row"] for row in one_by_one(some_pairs(300), 1)]
+    assert sorted(actual, key=int) == [row["row"] for row in one_by_one(some_pairs(300), 1)]
     shuffled = cleaned.shuffle(seed=3, buffer_size=20)
-    assert sorted((row["row"] for row in shuffled), key=int) == sorted(found, key=int)
+    assert sorted((row["row"] for row in shuffled), key=int) == sorted(actual, key=int)

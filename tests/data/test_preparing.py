@@ -60,10 +60,10 @@ def test_rows_hold_all_of_the_text(texts, tmp_path, tiny_tokenizer, sentences):
     assert read_prepared(out) == prepared
     assert [(size["documents"], size["empty"]) for size in prepared["languages"].values()] == [(6, 1), (30, 0)]
     for language, size in prepared["languages"].items():
-        found = rows(out, language)
-        assert size["rows"] == len(found) and max(len(row["input_ids"]) for row in found) <= 16
-        assert all(sum(row["document_lengths"]) == len(row["input_ids"]) for row in found)
-        pieces = sum(len(row["document_lengths"]) for row in found)
+        actual = rows(out, language)
+        assert size["rows"] == len(actual) and max(len(row["input_ids"]) for row in actual) <= 16
+        assert all(sum(row["document_lengths"]) == len(row["input_ids"]) for row in actual)
+        pieces = sum(len(row["document_lengths"]) for row in actual)
         assert size["tokens"] == sum(words(out, tiny_tokenizer, language).values()) + 2 * pieces
 
 
@@ -107,8 +107,8 @@ def test_several_processes_lose_no_text(texts, tmp_path, tiny_tokenizer):
     for num_proc in (1, 2):
         prepare([str(texts)], tiny_tokenizer, tmp_path / str(num_proc), max_length=16, num_proc=num_proc)
     for language in ("de", "en"):
-        found, expected = (words(tmp_path / number, tiny_tokenizer, language) for number in ("2", "1"))
-        assert found == expected
+        actual, expected = (words(tmp_path / number, tiny_tokenizer, language) for number in ("2", "1"))
+        assert actual == expected
 
 
 def test_an_interrupted_run_goes_on_and_makes_the_same_rows(texts, tmp_path, tiny_tokenizer, monkeypatch):

@@ -29,9 +29,9 @@ def set_of(row: int) -> int:
 
 def sets_of(batches) -> list[int]:
     """The data set of each batch, whose rows are all of it."""
-    found = [{set_of(row) for row in batch} for batch in batches]
-    assert all(len(each) == 1 for each in found)
-    return [each.pop() for each in found]
+    actual = [{set_of(row) for row in batch} for batch in batches]
+    assert all(len(each) == 1 for each in actual)
+    return [each.pop() for each in actual]
 
 
 def test_proportional_batches_use_every_row_once():

@@ -34,7 +34,7 @@ def test_parquet_json_lines_and_the_texts_of_pgvector_give_the_same_vectors(tmp_
     for file, column in zip(files, columns.values(), strict=True):
         pq.write_table(pa.table({"id": [1, 2, 3], "text": TEXTS, "vector": column}), file)
     files.append(write_rows(tmp_path / "lists.jsonl", rows_of(TEXTS, VECTORS.tolist())))
-    files.append(write_rows(tmp_path / "strings.jsonl", rows_of(TEXTS, [json.dumps(its) for its in VECTORS.tolist()])))
+    files.append(write_rows(tmp_path / "strings.jsonl", rows_of(TEXTS, [*map(json.dumps, VECTORS.tolist())])))
     for file in files:
         sources, vectors = read_target_vectors([file])
         assert sources == {Path(file).name: TEXTS}
@@ -52,10 +52,7 @@ def test_parquet_json_lines_and_the_texts_of_pgvector_give_the_same_vectors(tmp_
     ("rows", "message"),
     [
         ([{"text": "one", "embedding": [1.0]}], r"rows.jsonl lacks the column\(s\) vector; it has text, embedding"),
-        (
-            [{"body": "one", "vector": [1.0]}],
-            r"lacks the column\(s\) text \(--text_column names another\); it",
-        ),
+        ([{"body": "one", "vector": [1.0]}], r"lacks the column\(s\) text \(--text_column names another\); it"),
         (rows_of(TEXTS, [[1, 2], [3, 4], [5, 6, 7]]), "row 3: the vector has 3 dims, and the first one 2"),
         (rows_of(TEXTS, [[1, 2], [3, None], [5, 6]]), "row 2: 'vector' has numbers that are not finite"),
         (rows_of(TEXTS, [[1, 2], [3, 1e300], [5, 6]]), "row 2: 'vector' has numbers that are not finite"),
@@ -71,9 +68,9 @@ def test_parquet_json_lines_and_the_texts_of_pgvector_give_the_same_vectors(tmp_
     ],
 )
 def test_rows_that_are_no_targets_are_refused(rows, message, tmp_path):
-    with pytest.raises(ValueError, match=message) as found:
+    with pytest.raises(ValueError, match=message) as actual:
         read_target_vectors([write_rows(tmp_path / "rows.jsonl", rows)])
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(actual.value)
 
 
 def test_vectors_of_two_files_must_have_the_same_number_of_dims(tmp_path):

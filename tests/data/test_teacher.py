@@ -33,12 +33,12 @@ def cache_of(cache_dir: Path) -> Path:
 
 def test_embeddings_are_the_teachers_own_and_found_by_text(encoder_folder, sentences, tmp_path):
     texts = [*sentences, sentences[0], "", sentences[3]]
-    found = Teacher(str(encoder_folder)).embed(texts, tmp_path)
-    assert (len(found), found.width) == (len(set(texts)), 20)
+    actual = Teacher(str(encoder_folder)).embed(texts, tmp_path)
+    assert (len(actual), actual.width) == (len(set(texts)), 20)
     expected = torch.from_numpy(SentenceTransformer(str(encoder_folder)).encode(texts))
-    torch.testing.assert_close(found.of(texts), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual.of(texts), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="no embedding of 'another text': embed all texts first"):
-        found.of([sentences[0], "another text"])
+        actual.of([sentences[0], "another text"])
 
 
 def test_a_second_run_does_not_load_the_teacher(encoder_folder, sentences, tmp_path, monkeypatch):
@@ -54,18 +54,18 @@ def test_a_second_run_does_not_load_the_teacher(encoder_folder, sentences, tmp_p
 )
 def test_another_teacher_or_corpus_has_another_cache(encoder_folder, sentences, tmp_path, change):
     cache = tmp_path / "cache"
-    own = tmp_path / "tiny-bert"
-    shutil.copytree(encoder_folder, own)
-    before = Teacher(str(own)).embed(sentences, cache)
-    changed, texts = Teacher(str(own)), sentences
+    copied = tmp_path / "tiny-bert"
+    shutil.copytree(encoder_folder, copied)
+    before = Teacher(str(copied)).embed(sentences, cache)
+    changed, texts = Teacher(str(copied)), sentences
     if change == "texts":
         texts = [*sentences[1:], "one more text"]
     elif change == "weights":
-        model = BertModel.from_pretrained(own)
+        model = BertModel.from_pretrained(copied)
         with torch.no_grad():
             model.embeddings.word_embeddings.weight.add_(torch.randn_like(model.embeddings.word_embeddings.weight))
-        model.save_pretrained(own)
-        changed = Teacher(str(own))
+        model.save_pretrained(copied)
+        changed = Teacher(str(copied))
     else:
         changed = replace(changed, **change)
     after = changed.embed(texts, cache)
@@ -83,8 +83,8 @@ def test_poolings_are_those_of_the_token_states_or_the_encoders_own(
     with torch.no_grad():
         outputs = model(**batch)
     for pooling, expected in (("cls", outputs.last_hidden_state[:, 0]), ("pooler", outputs.pooler_output)):
-        found = Teacher(str(encoder_folder), pooling=pooling).embed(sentences[:6], tmp_path / "cache")
-        torch.testing.assert_close(found.of(sentences[:6]), expected, atol=1e-5, rtol=1e-5)
+        actual = Teacher(str(encoder_folder), pooling=pooling).embed(sentences[:6], tmp_path / "cache")
+        torch.testing.assert_close(actual.of(sentences[:6]), expected, atol=1e-5, rtol=1e-5)
     BertModel(model.config, add_pooling_layer=False).save_pretrained(tmp_path / "without")
     tiny_tokenizer.save_pretrained(tmp_path / "without")
     with pytest.raises(ValueError, match="without has no pooler: choose another pooling, such as cls"):
@@ -106,9 +106,9 @@ def test_weights_are_those_that_the_hubs_bot_converted(only_hub, encoder_folder,
     with pytest.raises(OSError, match="model.safetensors"):
         Teacher("user/old").load()
     repo.propose("SFconvertbot", "Adding `safetensors` variant of this model", weights)
-    found = Teacher("user/old", pooling="pooler").embed(sentences, tmp_path / "cache")
+    actual = Teacher("user/old", pooling="pooler").embed(sentences, tmp_path / "cache")
     expected = Teacher(str(encoder_folder), pooling="pooler").embed(sentences, tmp_path / "cache")
-    assert found.of(sentences).equal(expected.of(sentences))
+    assert actual.of(sentences).equal(expected.of(sentences))
     assert Teacher("user/old", revision="refs/pr/1").load()  # what a user names is not searched for
 
 
@@ -139,22 +139,22 @@ def test_a_half_that_overflows_is_refused(encoder_folder, sentences, tmp_path, m
 
 
 def test_what_loads_data_elsewhere_shares_the_file(encoder_folder, sentences, tmp_path):
-    found = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
-    expected = found.of(sentences)
-    pickled = pickle.dumps(found)
+    actual = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
+    expected = actual.of(sentences)
+    pickled = pickle.dumps(actual)
     assert len(pickled) < 3000 + 16 * len(sentences)
     assert pickle.loads(pickled).of(sentences).equal(expected)
 
 
 def test_embeddings_of_any_model_can_be_a_teachers(sentences, tmp_path):
     vectors = torch.randn(len(sentences), 8, requires_grad=True)
-    found = TeacherEmbeddings.write(sentences, vectors, tmp_path / "new" / "mine.npy")
-    assert found.of(sentences[5:2:-1]).equal(vectors.detach()[[5, 4, 3]])
+    actual = TeacherEmbeddings.write(sentences, vectors, tmp_path / "new" / "mine.npy")
+    assert actual.of(sentences[5:2:-1]).equal(vectors.detach()[[5, 4, 3]])
 
 
 def test_principal_components_are_those_of_a_singular_value_decomposition(encoder_folder, sentences, tmp_path):
-    found = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
-    vectors = found.of(sorted(set(sentences))).double()
+    actual = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
+    vectors = actual.of(sorted(set(sentences))).double()
     expected = torch.linalg.svd(vectors - vectors.mean(dim=0)).Vh[:5]
-    components = found.principal_components(5).double()
+    components = actual.principal_components(5).double()
     torch.testing.assert_close((components @ expected.T).abs(), torch.eye(5, dtype=torch.float64), atol=1e-4, rtol=0)

@@ -41,13 +41,13 @@ def _many_chunks(monkeypatch):
 
 def columns() -> dict[str, dict[str, torch.Tensor]]:
     """Three columns of different widths. Two positives are equal, and one of them equals a hard negative."""
-    found = {name: padded_batch(lengths=lengths) for name, lengths in LENGTHS.items()}
-    found["positive"]["input_ids"][2] = found["positive"]["input_ids"][1]
-    for number, column in enumerate(found.values()):
+    actual = {name: padded_batch(lengths=lengths) for name, lengths in LENGTHS.items()}
+    actual["positive"]["input_ids"][2] = actual["positive"]["input_ids"][1]
+    for number, column in enumerate(actual.values()):
         column["text_ids"] = torch.arange(5) + 10 * number
-    found["positive"]["text_ids"][2] = found["positive"]["text_ids"][1]
-    found["negative"]["text_ids"][4] = found["positive"]["text_ids"][1]
-    return found
+    actual["positive"]["text_ids"][2] = actual["positive"]["text_ids"][1]
+    actual["negative"]["text_ids"][4] = actual["positive"]["text_ids"][1]
+    return actual
 
 
 def plain(model: Any, objective: Objective, batch: dict[str, dict[str, torch.Tensor]], **inputs: Any) -> torch.Tensor:
@@ -80,9 +80,9 @@ def assert_same_step(model: Any, ours: torch.Tensor, expected: torch.Tensor, tol
     """Equal losses and equal gradients of every parameter, relative to the largest gradient."""
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    wanted = torch.autograd.grad(expected, parameters, allow_unused=True)
-    largest = max(gradient.abs().max() for gradient in wanted if gradient is not None)
-    for one, other in zip(torch.autograd.grad(ours, parameters, allow_unused=True), wanted, strict=True):
+    asked = torch.autograd.grad(expected, parameters, allow_unused=True)
+    largest = max(gradient.abs().max() for gradient in asked if gradient is not None)
+    for one, other in zip(torch.autograd.grad(ours, parameters, allow_unused=True), asked, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             assert (one - other).abs().max() <= tolerance * largest
@@ -180,8 +180,8 @@ def test_rows_of_several_texts_are_left_alone(tiny_model):
         "max_length_q": 4,
         "max_length_k": 4,
     }
-    found = column_states(tiny_model, {"text": flat}, [6])["text"].layers[6]
-    assert torch.equal(found, tiny_model(**flat).last_hidden_state)
+    actual = column_states(tiny_model, {"text": flat}, [6])["text"].layers[6]
+    assert torch.equal(actual, tiny_model(**flat).last_hidden_state)
     with pytest.raises(ValueError, match="can be cached for one text per row"):
         column_states(tiny_model, {"text": flat}, [6], "mean", mini_batch_size=2)
 

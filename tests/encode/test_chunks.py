@@ -16,15 +16,15 @@ def cost_of(chunks: list[list[int]], lengths: list[int], cost: PassCost) -> int:
 
 def cheapest(lengths: list[int], cost: PassCost) -> int:
     """The lowest cost of all divisions of the sorted texts at any positions."""
-    found = []
+    actual = []
     ordered = sorted(lengths, reverse=True)
     for count in range(len(lengths)):
         for cuts in itertools.combinations(range(1, len(lengths)), count):
             parts = [ordered[a:b] for a, b in itertools.pairwise((0, *cuts, len(lengths)))]
             if cost.most_tokens and any(len(part) > 1 and len(part) * part[0] > cost.most_tokens for part in parts):
                 continue
-            found.append(sum(len(part) * part[0] + cost.overhead for part in parts))
-    return min(found)
+            actual.append(sum(len(part) * part[0] + cost.overhead for part in parts))
+    return min(actual)
 
 
 @pytest.mark.parametrize("overhead", [0, 1, 7, 30, 1000])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from m3bert.encode.codes import CODES, bytes_per_vector
-from m3bert.encode.coding import Coder, PackedIndex, code_vectors, require_quantizer
+from m3bert.encode.coding import Coder, PackedIndex, require_quantizer, vectors_in_precision
+from m3bert.encode.precisions import PRECISIONS, bytes_per_vector
 from m3bert.encode.search import exact_search
 from m3bert.modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
@@ -17,8 +17,8 @@ from tests.conftest import assert_close
 pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")
 faiss = pytest.importorskip("faiss")
 DIMS = (5, 8, 13, 32, 64)  # faiss has code of its own for multiples of 8, 16, 32 and 64
-PLAIN = [name for name, code in CODES.items() if not code.learned]
-LEARNED = [name for name, code in CODES.items() if code.learned]
+PLAIN = [name for name, code in PRECISIONS.items() if not code.learned]
+LEARNED = [name for name, code in PRECISIONS.items() if code.learned]
 
 
 def unit_vectors(rows: int, dim: int) -> torch.Tensor:
@@ -54,11 +54,11 @@ def naive_scores(query: np.ndarray, documents: np.ndarray, code: str) -> np.ndar
 def test_a_search_equals_comparing_with_every_document(code, dim):
     documents, queries = unit_vectors(200, dim), unit_vectors(3, dim)
     scores, rows = PackedIndex.pack(documents, code).search(queries, 10)
-    for query, found, order in zip(queries.numpy(), scores, rows, strict=True):
+    for query, actual, order in zip(queries.numpy(), scores, rows, strict=True):
         expected = naive_scores(query, documents.numpy(), code)
         assert len(set(order)) == 10
-        assert_close(found, expected[order])
-        assert_close(found, np.sort(expected)[::-1][:10])
+        assert_close(actual, expected[order])
+        assert_close(actual, np.sort(expected)[::-1][:10])
 
 
 @pytest.mark.parametrize("dim", [5, 16, 32])
@@ -73,12 +73,12 @@ def test_a_learned_code_is_searched_by_hamming_distance(code, dim):
 
 
 @pytest.mark.parametrize("dim", [5, 32])
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", PRECISIONS)
 def test_float_vectors_rank_as_the_index_of_stored_bytes(code, dim):
     """Every rank has the score of the index at this rank; only documents of equal scores may be swapped."""
     quantizer, documents, queries = quantizer_of(32), 3 * torch.randn(200, 32) + 1, torch.randn(7, 32)
     vectors = {"documents": documents, "queries": queries}
-    compared = code_vectors(vectors, ["documents"], Granularity(1, dim, code), quantizer)
+    compared = vectors_in_precision(vectors, ["documents"], Granularity(1, dim, code), quantizer)
     ranked = exact_search(compared["queries"], compared["documents"], 200)
     scores, rows = PackedIndex.pack(documents, code, dim, quantizer).search(queries, 200)
     by_row = np.empty_like(scores)
@@ -87,7 +87,7 @@ def test_float_vectors_rank_as_the_index_of_stored_bytes(code, dim):
     assert len(np.unique(scores[0].round(4))) > 3, "not all scores are equal"
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", PRECISIONS)
 def test_packed_bytes_are_as_many_as_the_code_says(code):
     for dim in (5, 13, 32):
         index = PackedIndex.pack(unit_vectors(7, 32), code, dim, quantizer_of(32))
@@ -96,17 +96,17 @@ def test_packed_bytes_are_as_many_as_the_code_says(code):
         assert index.nbytes == 7 * bytes_per_vector(code, dim) + ranges
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", PRECISIONS)
 def test_a_single_document_is_found(code):
     document, quantizer = unit_vectors(1, 32), quantizer_of(32)
     index = PackedIndex.pack(document, code, None, quantizer)
     scores, rows = index.search(torch.cat([document, unit_vectors(2, 32)]), 5)
     assert rows.tolist() == [[0]] * 3 and scores[0] == pytest.approx(1, abs=0.01)
-    compared = code_vectors({"documents": document}, ["documents"], Granularity(1, 32, code), quantizer)
+    compared = vectors_in_precision({"documents": document}, ["documents"], Granularity(1, 32, code), quantizer)
     assert len(compared["documents"]) == 1 and compared["documents"].isfinite().all()
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", PRECISIONS)
 def test_documents_that_are_all_equal_have_equal_scores(code):
     documents = unit_vectors(1, 32).expand(20, 32)
     scores, rows = PackedIndex.pack(documents, code, None, quantizer_of(32)).search(unit_vectors(2, 32), 20)
@@ -122,7 +122,7 @@ def test_a_dim_in_which_all_documents_agree_keeps_its_number(code):
 
 def test_pairs_are_both_stored_in_one_range():
     sides = {"sentence1": unit_vectors(30, 8), "sentence2": unit_vectors(30, 8)}
-    coded = code_vectors(sides, list(sides), Granularity(1, 8, "int8"))
+    coded = vectors_in_precision(sides, list(sides), Granularity(1, 8, "int8"))
     both = torch.cat(list(sides.values()))
     coder = Coder.fit(both, "int8")
     assert torch.equal(torch.cat(list(coded.values())), coder.decode(coder.pack(both)))
@@ -133,7 +133,7 @@ def test_pairs_are_both_stored_in_one_range():
 def test_a_float_query_is_compared_with_decoded_documents(code):
     quantizer, documents, queries = quantizer_of(32), torch.randn(50, 32), torch.randn(7, 32)
     vectors = {"documents": documents, "queries": queries}
-    compared = code_vectors(vectors, ["documents"], Granularity(1, 16, code), quantizer, float_queries=True)
+    compared = vectors_in_precision(vectors, ["documents"], Granularity(1, 16, code), quantizer, float_queries=True)
     cosines = torch.nn.functional.cosine_similarity(compared["queries"].unsqueeze(1), compared["documents"], dim=2)
     if code == "int8":
         _, rows = PackedIndex.pack(documents, code, 16).search(queries, 50)

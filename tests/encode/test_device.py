@@ -47,12 +47,12 @@ def test_reading_the_options_does_not_load_torch():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_half_precision_are_widened_unless_they_are_asked_for(tiny_model, dtype):
     half = tiny_model.to(dtype)
-    kept = {name: tensor.clone() for name, tensor in half.state_dict().items()}
+    remaining = {name: tensor.clone() for name, tensor in half.state_dict().items()}
     assert place(half, ComputeArguments(device="cpu", compute_dtype="bfloat16")).dtype == dtype
     wide = place(half, ComputeArguments(device="cpu"))
     assert wide.dtype == torch.float32
     for name, tensor in wide.state_dict().items():
-        assert torch.equal(tensor, kept[name].float())
+        assert torch.equal(tensor, remaining[name].float())
 
 
 def test_quantised_weights_keep_their_type(tmp_path):
@@ -72,9 +72,9 @@ def test_mixed_precision_leaves_the_weights_and_comes_close(tiny_model, name, to
     expected = state(tiny_model, batch)
     assert place(tiny_model, options).dtype == torch.float32
     with autocast(CPU, options.autocast_dtype):
-        found = state(tiny_model, batch)
-    assert not torch.equal(found, expected)
-    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+        actual = state(tiny_model, batch)
+    assert not torch.equal(actual, expected)
+    torch.testing.assert_close(actual.float(), expected, atol=tolerance, rtol=tolerance)
     with autocast(CPU, ComputeArguments(device="cpu").autocast_dtype):
         assert torch.equal(state(tiny_model, batch), expected)
 
@@ -106,14 +106,9 @@ def test_the_attention_that_was_asked_for_computes(tiny_masked_lm, name, monkeyp
 @pytest.mark.parametrize(
     ("name", "flash"),
     [
-        ("eager", False),
-        ("sdpa", False),
-        ("flex_attention", False),
-        ("flash_attention_2", True),
-        ("flash_attention_3", True),
-        ("flash_attention_4", True),
-        ("kernels-community/flash-attn2", True),
-        ("kernels-community/vllm-flash-attn3", True),
+        *((name, False) for name in ("eager", "sdpa", "flex_attention")),
+        *((f"flash_attention_{version}", True) for version in (2, 3, 4)),
+        *((f"kernels-community/{name}", True) for name in ("flash-attn2", "vllm-flash-attn3")),
     ],
 )
 def test_flash_attention_reads_one_row_and_refuses_float32(name, flash, tmp_path, monkeypatch):
@@ -138,16 +133,16 @@ def test_a_compiled_encoder_equals_the_eager_one(model_type):
 
     model = backbone(model_type)
     lengths = [(7, 3, 1, 5), (9, 4), (5,), (11, 11, 11)]
-    batches = [padded_batch(lengths=its) for its in lengths]
+    batches = [padded_batch(lengths=part) for part in lengths]
     expected = [nested_states(model, batch, [2, 4]).layers for batch in batches]
     names = list(model.state_dict())
     place(model, ComputeArguments(device="cpu", compile=True))
     torch._dynamo.utils.counters.clear()
     with torch.no_grad():
         for batch, states in zip(batches, expected, strict=True):
-            found = nested_states(model, batch, [2, 4]).layers
+            actual = nested_states(model, batch, [2, 4]).layers
             for layer in (2, 4):
-                torch.testing.assert_close(found[layer], states[layer], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(actual[layer], states[layer], atol=1e-5, rtol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3  # not one per shape
     assert list(model.state_dict()) == names
 
@@ -175,6 +170,6 @@ def test_a_gpu_gives_what_the_cpu_gives(tiny_model, name):
     place(tiny_model, options)
     assert tiny_model.device.type == "cuda"
     with autocast(tiny_model.device, options.autocast_dtype):
-        found = state(tiny_model, {key: tensor.cuda() for key, tensor in batch.items()})
+        actual = state(tiny_model, {key: tensor.cuda() for key, tensor in batch.items()})
     tolerance = 1e-3 if name == "float32" else 0.1
-    torch.testing.assert_close(found.float().cpu(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(actual.float().cpu(), expected, atol=tolerance, rtol=tolerance)

@@ -27,14 +27,14 @@ def test_every_size_is_that_of_sentence_transformers(kind, pooling, normalize, t
     library = pytest.importorskip("sentence_transformers")
     save_elastic(tmp_path / "model", tiny_tokenizer, kind, pooling=pooling, normalize=normalize)
     encoder = GridEncoder.from_pretrained(tmp_path / "model", grid=SIZES)
-    found = encoder.encode(sentences[:9])
+    actual = encoder.encode(sentences[:9])
     for size in SIZES:
         sizes = {"output_layer": size.layer, "output_dim": size.dim}
         model = library.SentenceTransformer(
             str(tmp_path / "model"), device="cpu", trust_remote_code=True, model_kwargs=sizes
         )
         expected = model.encode(sentences[:9], prompt_name="query", convert_to_tensor=True)
-        torch.testing.assert_close(found.at(size), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(actual.at(size), expected, atol=1e-5, rtol=0)
 
 
 def test_a_projection_follows_the_exits(tmp_path, tiny_tokenizer, sentences):
@@ -44,12 +44,12 @@ def test_a_projection_follows_the_exits(tmp_path, tiny_tokenizer, sentences):
     plain = GridEncoder.from_pretrained(tmp_path / "plain", grid="0,2,4,6x32").encode(sentences[:5])
     save_elastic(tmp_path / "model", tiny_tokenizer, projection=projection)
     encoder = GridEncoder.from_pretrained(tmp_path / "plain", projection=projection, grid="0,2,4,6x8,12")
-    found = encoder.encode(sentences[:5])
+    actual = encoder.encode(sentences[:5])
     alone = GridEncoder.from_pretrained(tmp_path / "plain", projection=projection, grid="0x8").encode(sentences[:5])
     for depth in (0, 2, 4, 6):
         expected = projection(plain.at(Granularity(depth, 32))).detach()
-        torch.testing.assert_close(found.at(Granularity(depth, 12)), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(alone.at(Granularity(0, 8)), found.at(Granularity(0, 8)), atol=1e-5, rtol=0)
+        torch.testing.assert_close(actual.at(Granularity(depth, 12)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(alone.at(Granularity(0, 8)), actual.at(Granularity(0, 8)), atol=1e-5, rtol=0)
     assert GridEncoder.from_pretrained(tmp_path / "model").grid == Grid.parse("0,2,4,6x12")
     with pytest.raises(ValueError, match=r"The model projects layer 0, 2, 4, 6 to 12 dims; outside of it: 3x12\."):
         GridEncoder.from_pretrained(tmp_path / "model", grid="3x12")

@@ -35,10 +35,10 @@ def test_an_interrupted_fill_continues(tmp_path):
         fill(tmp_path / "store", stop=2)
     names = {file.name for file in (tmp_path / "store").iterdir()}
     assert names == {"embeddings.npy.unfinished", "done.npy", "manifest.json"}, "nobody reads zeros"
-    missing, found = fill(tmp_path / "store")
-    assert missing == [2, 3] and found.equal(ROWS)
-    missing, found = fill(tmp_path / "store")
-    assert missing == [] and found.equal(ROWS)
+    missing, actual = fill(tmp_path / "store")
+    assert missing == [2, 3] and actual.equal(ROWS)
+    missing, actual = fill(tmp_path / "store")
+    assert missing == [] and actual.equal(ROWS)
     assert {file.name for file in (tmp_path / "store").iterdir()} == {"embeddings.npy", "manifest.json"}
 
 

@@ -59,20 +59,20 @@ def test_a_look_up_in_the_static_table_equals_the_pooled_states(tiny_model, tiny
     assert alone.looks_up and not both.looks_up
     tiny_model.train()
     seen = count_forwards(tiny_model)
-    found = alone.encode(texts)
+    actual = alone.encode(texts)
     assert not seen and tiny_model.training
     for dim in (8, 32):
-        torch.testing.assert_close(found.at(Granularity(0, dim)), both.encode(texts).at(Granularity(0, dim)))
+        torch.testing.assert_close(actual.at(Granularity(0, dim)), both.encode(texts).at(Granularity(0, dim)))
     one_by_one = torch.cat([alone.encode([text]).at(Granularity(0, 32)) for text in texts])
-    torch.testing.assert_close(one_by_one, found.at(Granularity(0, 32)))
+    torch.testing.assert_close(one_by_one, actual.at(Granularity(0, 32)))
 
 
 def test_mixed_precision_is_stored_in_float32_and_is_another_cache(encoder, sentences, tmp_path):
     expected, mixed = encoder.encode(sentences[:9]), replace(encoder, compute_dtype=torch.bfloat16)
-    found = mixed.encode(sentences[:9])
+    actual = mixed.encode(sentences[:9])
     for layer, vectors in expected.layers.items():
-        assert found.layers[layer].dtype == torch.float32 and not torch.equal(found.layers[layer], vectors)
-        torch.testing.assert_close(found.layers[layer], vectors, atol=0.1, rtol=0.1)
+        assert actual.layers[layer].dtype == torch.float32 and not torch.equal(actual.layers[layer], vectors)
+        torch.testing.assert_close(actual.layers[layer], vectors, atol=0.1, rtol=0.1)
     assert mixed.identity() == encoder.identity()
     encoder.encode(sentences[:9], folder=tmp_path)
     with pytest.raises(ValueError, match="compute_dtype"):
@@ -181,8 +181,8 @@ def test_two_processes_fill_one_folder_and_the_command_one_table(encoder, senten
     assert [(tmp_path / f"forwards_{rank}").read_text() for rank in (0, 1)] == ["3", "2"]
     expected = encoder.encode(sentences[:19])
     for layer in GRID.layers:
-        found = torch.from_numpy(np.load(tmp_path / "vectors" / f"layer_{layer}.npy"))
-        assert_close(found, expected.layers[layer])
+        actual = torch.from_numpy(np.load(tmp_path / "vectors" / f"layer_{layer}.npy"))
+        assert_close(actual, expected.layers[layer])
     table = Dataset.from_parquet(str(tmp_path / "out" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
     assert table["text"][:] == sentences[:19]
     assert_close(torch.tensor(table["layer_6"][:]), expected.layers[6])

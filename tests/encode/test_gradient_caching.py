@@ -44,11 +44,11 @@ def test_values_and_gradients_are_those_of_the_whole_batch(tiny_model, mini_batc
     expected, actual = whole(**texts), cached(**texts)
     for term, value in expected["terms"].items():
         torch.testing.assert_close(actual["terms"][term], value)
-    wanted, ours = (gradients(model, outputs["loss"]) for outputs in (expected, actual))
+    asked, ours = (gradients(model, outputs["loss"]) for outputs in (expected, actual))
     # Layers 5 and 6 take no part, and must not get a gradient of zeros: an optimizer would decay them.
-    assert [gradient is None for gradient in ours] == [gradient is None for gradient in wanted]
+    assert [gradient is None for gradient in ours] == [gradient is None for gradient in asked]
     assert any(gradient is None for gradient in ours)
-    for one, other in zip(ours, wanted, strict=True):
+    for one, other in zip(ours, asked, strict=True):
         if one is not None:
             torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-9)
 
@@ -86,13 +86,13 @@ def test_dropout_is_replayed():
 def test_autocast_is_replayed(tiny_model):
     inputs = padded_batch(lengths=(5, 5, 5))
     upstream = torch.randn(3, 32)
-    found = []
+    outcome = []
     for size in (1, 3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             states = pooled(tiny_model, inputs, [6], size)
-        found.append(gradients(tiny_model, (states.pooled(6) * upstream).sum()))
-    whole = torch.cat([gradient.flatten() for gradient in found[1]])
-    apart = torch.cat([gradient.flatten() for gradient in found[0]])
+        outcome.append(gradients(tiny_model, (states.pooled(6) * upstream).sum()))
+    whole = torch.cat([gradient.flatten() for gradient in outcome[1]])
+    apart = torch.cat([gradient.flatten() for gradient in outcome[0]])
     assert (apart - whole).norm() < 0.02 * whole.norm()
     exact = gradients(tiny_model, (nested_states(tiny_model, inputs, [6]).pooled(6) * upstream).sum())
     exact = torch.cat([gradient.flatten() for gradient in exact])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from m3bert.encode.codes import CODES, stored_bits
 from m3bert.encode.granularity import evenly_spaced
+from m3bert.encode.precisions import PRECISIONS, stored_bits
 from m3bert.trainers import Contrastive, Granularity, Grid
 from tests.conftest import tiny_config
 from tests.trainers.tiny_run import GRID
@@ -18,30 +18,19 @@ def test_a_product_and_a_list_are_told_apart():
     assert [str(member) for member in pairs] == ["2x16", "4x32", "12x768"]
     assert Grid.parse("4x64") == Grid((Granularity(4, 64),))
     assert Grid.parse("4 x 32, 64") == Grid.product([4], [32, 64])
+    assert Grid.parse("4,2x16,8") == Grid.parse("2x8,2x16,4x8,4x16"), "order does not matter"
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "2,4x8,16",
-        "2x16,4x32,12x768",
-        "4x64",
-        "1,2,3x7",
-        "2x8,2x16,4x8",
-        "4x64@int8",
-        "2,4x8,16@binary,int8,float32",
-        "2,4x8@qama-1.5,qama-2",
-        "2x16@binary,4x64@qama-2",
-        "2x8@int8,2x8,2x16",
+        *("2,4x8,16", "2x16,4x32,12x768", "4x64", "1,2,3x7", "2x8,2x16,4x8", "4x64@int8", "2x8@int8,2x8,2x16"),
+        *("2,4x8,16@binary,int8,float32", "2,4x8@qama-1.5,qama-2", "2x16@binary,4x64@qama-2"),
     ],
 )
 def test_text_survives_a_round_trip(text):
     assert Grid.parse(str(Grid.parse(text))) == Grid.parse(text)
     assert str(Grid.parse(text)) == text
-
-
-def test_order_does_not_matter():
-    assert Grid.parse("4,2x16,8") == Grid.parse("2x8,2x16,4x8,4x16")
 
 
 def test_what_a_grid_tells():
@@ -63,8 +52,8 @@ def test_a_grid_has_codes_and_its_sizes_do_not():
 
 
 def test_codes_are_sorted_by_bits_within_a_size():
-    members = list(Grid.product([1], [8, 64], CODES))
-    assert [member.dim for member in members] == [8] * len(CODES) + [64] * len(CODES)
+    members = list(Grid.product([1], [8, 64], PRECISIONS))
+    assert [member.dim for member in members] == [8] * len(PRECISIONS) + [64] * len(PRECISIONS)
     at_64 = [stored_bits(member.code, member.dim) for member in members if member.dim == 64]
     assert at_64 == sorted(at_64) and at_64[-1] == 32 * 64
     assert Granularity(1, 8) < Granularity(1, 64, "binary") < Granularity(1, 64, "int8") < Granularity(1, 64)
@@ -80,26 +69,13 @@ def test_codes_are_no_matter_of_the_model():
         Contrastive(grid).validate(tiny_config())
 
 
+NO_GRIDS = ("", "4", "x", "4x", "4-64", "4x64x2,3", "4x8;2x8", "a x b", "4.0x8", "-1x8", "4x64@", "4@int8x64")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *(
-            (text, "is not a grid. Write layers x dims")
-            for text in (
-                "",
-                "4",
-                "x",
-                "4x",
-                "4-64",
-                "4x64x2,3",
-                "4x8;2x8",
-                "a x b",
-                "4.0x8",
-                "-1x8",
-                "4x64@",
-                "4@int8x64",
-            )
-        ),
+        *((text, "is not a grid. Write layers x dims") for text in NO_GRIDS),
         ("2x16@int8,4x64@int8,binary", "is not a grid"),
         ("4x64@int7", "'int7' is not a precision; legal values: float32, float16, int8, int4, qama-2"),
         ("4x64@int8,int8", "4x64@int8,4x64@int8 names a granularity twice"),
@@ -160,9 +136,6 @@ def test_pairs_are_read(text, expected):
 def test_pairs_that_cannot_be(text, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         GRID.pairs(text)
-
-
-def test_a_grid_of_one_has_nobody_to_teach():
     with pytest.raises(ValueError, match="teach itself"):
         Grid((Granularity(6, 32),)).pairs("6x32>all")
 

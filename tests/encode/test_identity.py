@@ -25,7 +25,7 @@ from m3bert.encode import embedding_store
 from m3bert.encode.identity import config_values
 from m3bert.evaluation import GridEncoder, evaluate_grid, find_tasks
 from m3bert.evaluation.mteb_models import revision_of
-from m3bert.exits import kept
+from m3bert.exits import remaining
 from m3bert.exits.passes import RawStates
 from m3bert.index.plan import encoder_identity, require_same_encoder
 from m3bert.modeling import M3BertModel
@@ -110,12 +110,12 @@ def stored(encoder: GridEncoder, folder: Path) -> bool:
 
 def indexed(encoder: GridEncoder, folder: Path) -> bool:
     """Whether an index of the first encoder refuses this one."""
-    file, found = folder / "index.json", encoder_identity(encoder)
+    file, actual = folder / "index.json", encoder_identity(encoder)
     if not file.is_file():
-        file.write_text(json.dumps(found))
+        file.write_text(json.dumps(actual))
         return True
     try:
-        require_same_encoder(json.loads(file.read_text()), found, "The index")
+        require_same_encoder(json.loads(file.read_text()), actual, "The index")
     except ValueError:
         return True
     return False
@@ -179,7 +179,7 @@ def test_what_a_fit_reads_is_known_to_the_last_row(tmp_path):
 
 def test_a_version_of_the_code_is_a_part(tmp_path, monkeypatch):
     assert fitted(fresh(), tmp_path) and stored(fresh(), tmp_path)
-    monkeypatch.setattr(kept, "VERSION", 2)
+    monkeypatch.setattr(remaining, "VERSION", 2)
     monkeypatch.setattr(embedding_store, "VERSION", 2)
     assert fitted(fresh(), tmp_path) and stored(fresh(), tmp_path)
 
@@ -206,7 +206,7 @@ def test_a_kept_part_that_cannot_be_read_is_named_and_made_anew(tmp_path, caplog
     with caplog.at_level(logging.WARNING):
         fit_exits(again.model, again.tokenizer, TEXTS, layers=[1], cache_dir=tmp_path / "cache")
     assert all(f"{file} cannot be read" in caplog.text for file in files)
-    assert all(torch.equal(again.model.elastic.state_dict()[name], its) for name, its in expected.items())
+    assert all(torch.equal(again.model.elastic.state_dict()[name], item) for name, item in expected.items())
 
 
 def test_what_an_earlier_version_did_not_record_is_not_compared(tmp_path, caplog):
@@ -229,12 +229,12 @@ def test_adapters_are_parts_of_the_config():
     options = {"target_modules": ["q_proj"], "init_lora_weights": False}
     model = peft.get_peft_model(encoder.model, peft.LoraConfig(lora_alpha=8, **options))
     encoder = replace(encoder, model=model)
-    found = [encoder.identity()["config"], encoder.identity()["config"]]
+    actual = [encoder.identity()["config"], encoder.identity()["config"]]
     with model.disable_adapter():
-        found.append(encoder.identity()["config"])
+        actual.append(encoder.identity()["config"])
     model.base_model.model.layers[0].self_attn.q_proj.scaling["default"] *= 2
-    found.append(encoder.identity()["config"])
-    assert found[0] == found[1] and len({*found}) == 3
+    actual.append(encoder.identity()["config"])
+    assert actual[0] == actual[1] and len({*actual}) == 3
 
 
 @pytest.mark.parametrize("part", ["nothing", "weights", "tokenizer", "config", "prompts", "longest text", "dtype"])

@@ -27,10 +27,10 @@ def quantizer() -> M3BertQuantizer:
 def test_a_written_quantizer_is_found_and_gives_the_same_codes(checkpoint, quantizer):
     assert find_quantizer(checkpoint) is None
     write_quantizer(checkpoint, quantizer)
-    found, vectors = find_quantizer(checkpoint), torch.randn(9, 32)
-    assert found.fingerprint == quantizer.fingerprint and not found.training
+    actual, vectors = find_quantizer(checkpoint), torch.randn(9, 32)
+    assert actual.fingerprint == quantizer.fingerprint and not actual.training
     for code in ("qama-2", "qama-0.5"):
-        assert torch.equal(found.encode(vectors, code, 13).packed, quantizer.encode(vectors, code, 13).packed)
+        assert torch.equal(actual.encode(vectors, code, 13).packed, quantizer.encode(vectors, code, 13).packed)
 
 
 def test_a_command_reads_codes_with_the_quantizer_of_the_checkpoint(checkpoint, quantizer):

@@ -119,8 +119,8 @@ def embedding_gradients(objective: Objective, rows: slice, device: str = "cpu") 
     mask = (torch.arange(5) < lengths).long().to(device)
     states = {name: {layer: leaves[name, layer] for layer in layers} for name in names}
     texts = {
-        name: PooledStates(own, objective.pooling) if objective.pooling else NestedStates(own, mask)
-        for name, own in states.items()
+        name: PooledStates(column, objective.pooling) if objective.pooling else NestedStates(column, mask)
+        for name, column in states.items()
     }
     width = getattr(objective, "teacher_dim", 6)
     drawn = {name: torch.randn(ROWS, width, dtype=torch.float64, generator=generator)[rows] for name in names}
@@ -131,10 +131,10 @@ def embedding_gradients(objective: Objective, rows: slice, device: str = "cpu") 
     terms = objective.double().to(device).train()(batch)
     loss = objective.total(terms)
     loss.backward()
-    found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
-    found |= {f"parameter {name}": parameter.grad for name, parameter in objective.named_parameters()}
-    found |= {f"parameter {name}": buffer.double() for name, buffer in objective.named_buffers()}
-    return found | {f"term {name}": term.detach() for name, term in terms.items()} | {"term": loss.detach()}
+    outcome = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
+    outcome |= {f"parameter {name}": parameter.grad for name, parameter in objective.named_parameters()}
+    outcome |= {f"parameter {name}": buffer.double() for name, buffer in objective.named_buffers()}
+    return outcome | {f"term {name}": term.detach() for name, term in terms.items()} | {"term": loss.detach()}
 
 
 EMBEDDINGS_OF_TWO = """
@@ -214,10 +214,10 @@ def test_without_gathered_negatives_each_rank_has_the_loss_of_its_own_batch(of_t
     for rank, rows in enumerate(OF_RANK):
         torch.manual_seed(0)
         expected = embedding_gradients(OWN_BATCH[name](), rows)
-        found = torch.load(of_two / f"{name}-{rank}.pt")
-        assert found.keys() == expected.keys()
+        outcome = torch.load(of_two / f"{name}-{rank}.pt")
+        assert outcome.keys() == expected.keys()
         for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, atol=1e-9, rtol=1e-6)
+            torch.testing.assert_close(outcome[key], value, atol=1e-9, rtol=1e-6)
         losses.append(expected["term"])
     torch.manual_seed(0)
     assert embedding_gradients(OWN_BATCH[name](), slice(None))["term"] > sum(losses) / 2 + 0.1

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from m3bert.encode import search
-from m3bert.encode.search import ExactIndex, products_share
+from m3bert.encode.search import products_share
 from m3bert.evaluation import exact_search, ranking_scores, rerank
-from tests.conftest import assert_close
 
 
 def naive_ranking(ranked, relevant, cutoffs):
@@ -22,9 +21,9 @@ def naive_ranking(ranked, relevant, cutoffs):
         hits = [rank for rank, row in enumerate(rows[:10], 1) if row in grades]
         totals["mrr@10"] += 1 / hits[0] if hits else 0.0
         for name, gain_of in (("ndcg@10", lambda grade: grade), ("ndcg_exp@10", lambda grade: 2**grade - 1)):
-            found = [gain_of(grades.get(row, 0)) for row in rows[:10]]
+            actual = [gain_of(grades.get(row, 0)) for row in rows[:10]]
             ideal = sorted(map(gain_of, grades.values()), reverse=True)[:10]
-            gain, best = (sum(g / math.log2(rank + 1) for rank, g in enumerate(gs, 1)) for gs in (found, ideal))
+            gain, best = (sum(g / math.log2(rank + 1) for rank, g in enumerate(gs, 1)) for gs in (actual, ideal))
             totals[name] += gain / best
     return {name: total / len(ranked) for name, total in totals.items()}
 
@@ -64,18 +63,6 @@ def test_ranking_scores_equal_trec_evals():
     assert scores["recall@10"] == pytest.approx(np.mean([query["recall_10"] for query in theirs]), abs=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["faiss", "torch"])
-def test_both_engines_find_the_nearest(monkeypatch, engine):
-    if engine == "faiss":
-        pytest.importorskip("faiss")
-    monkeypatch.setattr(ExactIndex, "engine", engine)
-    documents, queries = torch.randn(23, 12) * torch.rand(23, 1), torch.randn(6, 12)
-    cosines, rows = ExactIndex(documents).search(queries, 5)
-    expected = torch.nn.functional.cosine_similarity(queries[:, None], documents[None], dim=2)
-    assert (rows == expected.argsort(dim=1, descending=True)[:, :5].numpy()).all()
-    assert_close(cosines, np.take_along_axis(expected.numpy(), rows, axis=1))
-
-
 def test_half_precision_and_zeros_can_be_searched():
     documents = torch.cat([torch.zeros(1, 8), torch.eye(8)]).half()
     cosines, rows = search.nearest(torch.eye(8)[2:3], documents, 2)
@@ -97,8 +84,8 @@ def test_a_search_in_blocks_is_one_search(monkeypatch, rows_at_once, k):
     monkeypatch.setattr(search, "ROWS_AT_ONCE", rows_at_once)
     monkeypatch.setattr(search, "QUERIES_AT_ONCE", 4)
     assert (exact_search(queries, documents, k) == expected.indices[:, :k].numpy()).all()
-    found, rows = search.nearest(queries, documents, k)
-    assert (found == expected.values[:, :k].numpy()).all() and (rows == expected.indices[:, :k].numpy()).all()
+    actual, rows = search.nearest(queries, documents, k)
+    assert (actual == expected.values[:, :k].numpy()).all() and (rows == expected.indices[:, :k].numpy()).all()
     queries, documents = torch.randn(6, 12), torch.randn(300, 12)
     cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(documents).T
     assert (exact_search(queries, documents, k) == cosines.argsort(dim=1, descending=True)[:, :k].numpy()).all()
@@ -107,11 +94,11 @@ def test_a_search_in_blocks_is_one_search(monkeypatch, rows_at_once, k):
 def test_two_stages_rerank_what_the_first_found():
     queries, documents = torch.randn(5, 12), torch.randn(40, 12)
     shortlist = exact_search(queries[:, :3], documents[:, :3], 40)
-    found = rerank(queries[:, :8], documents[:, :8], shortlist, [5, 40])
+    actual = rerank(queries[:, :8], documents[:, :8], shortlist, [5, 40])
     for row, query in enumerate(queries):
         first = torch.cosine_similarity(query[:3], documents[:, :3], dim=1).argsort(descending=True)[:5]
         order = torch.cosine_similarity(query[:8], documents[first, :8], dim=1).argsort(descending=True)
-        assert found[5][row].tolist() == first[order].tolist()
+        assert actual[5][row].tolist() == first[order].tolist()
     # A shortlist of everything is the exact search.
-    assert (found[40] == exact_search(queries[:, :8], documents[:, :8], 40)).all()
+    assert (actual[40] == exact_search(queries[:, :8], documents[:, :8], 40)).all()
     assert products_share(40, (3, 8), 5) == (40 * 3 + 5 * 8) / (40 * 8)

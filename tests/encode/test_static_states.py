@@ -14,13 +14,7 @@ from m3bert.encode.states import state_only
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Contrastive, Grid, NestedModel, nested_states
 from tests.conftest import padded_batch, tiny_config
-from tests.encode.test_batch import (
-    assert_same_step,
-    attention_of_flattened_texts,
-    columns,
-    encoder_calls,
-    plain,
-)
+from tests.encode.test_batch import assert_same_step, attention_of_flattened_texts, columns, encoder_calls, plain
 from tests.encode.test_packed_rows import documents, packed_batch
 from tests.modeling_m3bert.static_models import give_table, with_table
 
@@ -56,8 +50,8 @@ def test_a_step_in_chunks_is_that_of_each_column_on_its_own(pooling, mini_batch_
     objective = Contrastive(GRID, pooling=pooling).double()
     expected = plain(model, objective, batch)
     calls, look_ups = encoder_calls(model), []
-    found = M3BertModel.static_states
-    monkeypatch.setattr(M3BertModel, "static_states", lambda *args: look_ups.append(1) or found(*args))
+    actual = M3BertModel.static_states
+    monkeypatch.setattr(M3BertModel, "static_states", lambda *args: look_ups.append(1) or actual(*args))
     ours = NestedModel(model, objective, mini_batch_size)(**batch)["loss"]
     assert len(calls) > 2
     if mini_batch_size is None:
@@ -74,18 +68,18 @@ def test_state_only_maps_are_the_exits_of_a_model_without_the_table(layers, pool
         name: {entry: column[entry] for entry in ("input_ids", "attention_mask")} for name, column in batch.items()
     }
     alone = [state_only(layer) for layer in layers if layer]
-    found = column_states.column_states(model, texts, [*layers, *alone], pooling, mini_batch_size)
+    actual = column_states.column_states(model, texts, [*layers, *alone], pooling, mini_batch_size)
     tableless = copy.deepcopy(model)
-    own = {layer: model.elastic.exits[str(layer)] for layer in (2, 4)}
-    tableless.set_depths(exits={layer: (its.weight, its.bias) for layer, its in own.items()})
+    exits = {layer: model.elastic.exits[str(layer)] for layer in (2, 4)}
+    tableless.set_depths(exits={layer: (each.weight, each.bias) for layer, each in exits.items()})
     for name, inputs in texts.items():
-        assert found[name].layers.keys() == {*layers} | {state_only(layer) for layer in {2, 4} & {*layers}}
+        assert actual[name].layers.keys() == {*layers} | {state_only(layer) for layer in {2, 4} & {*layers}}
         expected = nested_states(tableless, inputs, layers)
         for layer in {2, 4} & {*layers}:
-            vectors = found[name].pooled(state_only(layer), pooling)
+            vectors = actual[name].pooled(state_only(layer), pooling)
             torch.testing.assert_close(vectors, expected.pooled(layer, pooling), rtol=1e-10, atol=1e-10)
-            own = [model.elastic.exits[str(layer)].weight, model.embed_tokens.weight]
-            assert all(part.any() for part in torch.autograd.grad(vectors.sum(), own, retain_graph=True))
+            parameters = [model.elastic.exits[str(layer)].weight, model.embed_tokens.weight]
+            assert all(part.any() for part in torch.autograd.grad(vectors.sum(), parameters, retain_graph=True))
 
 
 def test_a_step_of_the_table_alone(tmp_path):
@@ -107,8 +101,8 @@ def test_flattened_texts_make_the_same_step(paths, monkeypatch):
     for given in (model, NestedModel(model, objective)):
         loss = plain(model, objective, batch) if given is model else given(**batch)["loss"]
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-        found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        for one, other in zip(found, gradients, strict=True):
+        actual = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        for one, other in zip(actual, gradients, strict=True):
             if other is not None:
                 torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 

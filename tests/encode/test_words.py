@@ -29,10 +29,7 @@ LANGUAGES = {
     "ar": ("مَرْحَبًا بالعالم، ١٢٣", "مَرْحَبًا|بالعالم|١٢٣"),
     "fa": ("می\u200cخواهم بروم", "می\u200cخواهم|بروم"),
     "hi": ("हिन्दी में क्षत्रिय।", "हिन्दी|में|क्षत्रिय"),
-    "emoji": (
-        "hi 👩\u200d👩\u200d👧👍🏽🇩🇪🇫🇷 ☕\ufe0fok",
-        "hi|👩\u200d👩\u200d👧|👍🏽|🇩🇪|🇫🇷|☕\ufe0f|ok",
-    ),
+    "emoji": ("hi 👩\u200d👩\u200d👧👍🏽🇩🇪🇫🇷 ☕\ufe0fok", "hi|👩\u200d👩\u200d👧|👍🏽|🇩🇪|🇫🇷|☕\ufe0f|ok"),
     "none": ("!? -- $ \n", ""),
 }
 
@@ -45,14 +42,14 @@ def test_every_part_has_the_same_words(language):
     # A word is found where it is, and in no other text.
     others = [other for name, (other, _) in LANGUAGES.items() if name != language]
     for word in {*expected} - {"t"}:  # of "Don't", and Latin words in several texts
-        found = bm25_search([word], [*others, text])
-        holding = {row for row, its in enumerate([*others, text]) if folded(word) in map(folded, words(its))}
-        assert {*found.rows[0].tolist()} - {-1} == holding and len(others) in holding
+        actual = bm25_search([word], [*others, text])
+        holding = {row for row, part in enumerate([*others, text]) if folded(word) in map(folded, words(part))}
+        assert {*actual.rows[0].tolist()} - {-1} == holding and len(others) in holding
     for end in range(30):
         whole = f"{end} {text * 9}"
-        span, its = span_of(whole), words(whole)
+        span, part = span_of(whole), words(whole)
         assert span in whole and 0 < len(span)
-        at = [start for start in range(len(its)) if its[start : start + len(words(span))] == words(span)]
+        at = [start for start in range(len(part)) if part[start : start + len(words(span))] == words(span)]
         assert at and 3 <= len(words(span)) <= 16 or language == "none"
         assert span_of(whole) == span, "always the same"
 
@@ -79,21 +76,21 @@ preparing hybrid mteb_meta search formats training_record sections publication m
 
 
 def test_no_other_part_divides_texts():
-    found = set()
+    actual = set()
     for folder in ("m3bert", "trainers", "hub_cards", "scripts", "modeling_m3bert"):
         for file in ROOT.joinpath(folder).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text("utf-8"))):
                 at_spaces = isinstance(node, ast.Call) and ast.unparse(node).endswith(".split()")
                 pattern = isinstance(node, ast.Constant) and re.search(r"\\[wWbB]|fts5|unicode61", str(node.value))
-                found |= {file.stem} if at_spaces or pattern else set()
-    assert found == {*OTHERS.split()}
+                actual |= {file.stem} if at_spaces or pattern else set()
+    assert actual == {*OTHERS.split()}
 
 
 def test_texts_without_a_word_find_nothing():
-    found = bm25_search(["!", "a", ""], ["?", "...", ""])
-    assert np.array_equal(found.rows, -np.ones((3, 3))) and not found.scores.any()
+    actual = bm25_search(["!", "a", ""], ["?", "...", ""])
+    assert np.array_equal(actual.rows, -np.ones((3, 3))) and not actual.scores.any()
 
 
 def test_a_query_of_stop_words_alone_searches_these():
-    found = bm25_search(["to be or not to be"], ["some text", "he said to be or not to be"])
-    assert found.rows[0].tolist() == [1, -1]
+    actual = bm25_search(["to be or not to be"], ["some text", "he said to be or not to be"])
+    assert actual.rows[0].tolist() == [1, -1]

@@ -30,11 +30,11 @@ def itself(value):
 
 def test_a_batch_gets_a_column_per_layer(encoder, sentences):
     embedder = GridEmbedder(partial(itself, encoder))
-    found = embedder({"id": [1, 2, 3], "text": np.array(sentences[:3], dtype=object)})
+    actual = embedder({"id": [1, 2, 3], "text": np.array(sentences[:3], dtype=object)})
     expected = encoder.encode(sentences[:3], role="document")
-    assert list(found) == ["id", "text", "layer_2", "layer_6"]
+    assert list(actual) == ["id", "text", "layer_2", "layer_6"]
     for layer in (2, 6):
-        np.testing.assert_allclose(found[f"layer_{layer}"], expected.layers[layer], rtol=1e-5)
+        np.testing.assert_allclose(actual[f"layer_{layer}"], expected.layers[layer], rtol=1e-5)
     unit = GridEmbedder(partial(itself, encoder), role="query", normalize=True)({"text": sentences[:3]})
     assert_close(unit["layer_6"], encoder.encode(sentences[:3]).at(Granularity(6, 16), normalize=True))
     empty = embedder({"id": [], "text": []})
@@ -70,10 +70,10 @@ def test_ray_maps_the_function_in_processes_of_its_own(tiny_checkpoint, tmp_path
         options = {"load": partial(load, arguments, tmp_path / "processes")}
         workers = ray.data.ActorPoolStrategy(size=2)
         mapped = rows.map_batches(GridEmbedder, fn_constructor_kwargs=options, batch_size=4, compute=workers)
-        found = {row["id"]: row["layer_6"] for row in mapped.take_all()}
+        actual = {row["id"]: row["layer_6"] for row in mapped.take_all()}
     finally:
         ray.shutdown()
     processes = {int(file.name) for file in (tmp_path / "processes").iterdir()}
     assert len(processes) == 2 and os.getpid() not in processes
     expected = load_encoder(arguments).encode(sentences, role="document").layers[6]
-    np.testing.assert_allclose(np.stack([found[row] for row in range(len(sentences))]), expected, atol=1e-5)
+    np.testing.assert_allclose(np.stack([actual[row] for row in range(len(sentences))]), expected, atol=1e-5)

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from m3bert.evaluation import AsymmetricSearch, GridResults, Latency, RescoredSearch, Score, TwoStageSearch
+from m3bert.evaluation import GridResults, Latency, MeasuredSearch, Score
 from m3bert.evaluation.choice import Budget, choose, deployments
+
+
+def two_stages(task: str, value: float, shortlist: int, share: float) -> MeasuredSearch:
+    stages = {"layer": 6, "first_dim": 8, "second_dim": 32}
+    return MeasuredSearch(task, 1000, "ndcg@10", value, **stages, shortlist=shortlist, products_share=share)
 
 
 QUALITY = {"2x8": 0.30, "2x32": 0.40, "6x8": 0.45, "6x32": 0.50}
@@ -27,11 +32,11 @@ def scores_of(values):
 @pytest.fixture
 def results() -> GridResults:
     plans = [
-        TwoStageSearch(task, 1000, 6, 8, 32, size, share, "ndcg@10", value + shift)
+        two_stages(task, value + shift, size, share)
         for size, share, value in ((10, 0.26, 0.47), (20, 0.27, 0.497), (50, 0.30, 0.50))
         for task, shift in SHIFTS.items()
     ]
-    plans.append(TwoStageSearch("cranfield", 1000, 6, 8, 32, 5, 0.255, "ndcg@10", 0.50))  # not on the other task
+    plans.append(two_stages("cranfield", 0.50, 5, 0.255))  # not on the other task
     stsb = [Score("stsb", "sts", "test", "spearman", True, granularity, 0.9) for granularity in QUALITY]
     return GridResults(
         model="m", revision=None, grid="2,6x8,32", seed=0, date="", machine="", versions={}, settings={},
@@ -80,7 +85,9 @@ def test_the_plan_is_the_fastest_that_keeps_the_quality(results):
 def measured_between_layers(tasks, values):
     """Asymmetric searches of these tasks with queries at 2 layers, documents at 6: dim -> value."""
     return [
-        AsymmetricSearch(task, 1000, 2, 6, dim, "ndcg@10", value) for task in tasks for dim, value in values.items()
+        MeasuredSearch(task, 1000, "ndcg@10", value, query_layer=2, document_layer=6, dim=dim)
+        for task in tasks
+        for dim, value in values.items()
     ]
 
 
@@ -120,7 +127,9 @@ def coded(results) -> GridResults:
     results.scores += scores_of({"6x32@int8": 0.498, "6x32@qama-2": 0.49, "6x32@binary": 0.42})
     results.grid = "2x8,2x32,6x8,6x32@binary,6x32@qama-2,6x32@int8,6x32"
     results.rescored_searches = [
-        RescoredSearch(task, 1000, 6, 32, "binary", by, size, "ndcg@10", value + shift)
+        MeasuredSearch(
+            task, 1000, "ndcg@10", value + shift, layer=6, dim=32, code="binary", rescore=by, shortlist=size
+        )
         for task, shift in SHIFTS.items()
         for by, size, value in (("codes", 100, 0.46), ("int8", 50, 0.47), ("int8", 100, 0.495), ("float32", 100, 0.5))
     ]

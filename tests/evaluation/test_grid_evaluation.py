@@ -32,9 +32,9 @@ NAMES = ["stsb", "mrpc", "tatoeba-deu", "banking77", "cranfield", "stsb-geometry
 LAST_BITS = {"rel": 1e-9, "abs": 1e-9}
 
 
-def assert_same_scores(found, expected):
+def assert_same_scores(actual, expected):
     """Two lists of results are of the same things, in any order, and have the same values."""
-    values = [{replace(score, value=0.0): score.value for score in scores} for scores in (found, expected)]
+    values = [{replace(score, value=0.0): score.value for score in scores} for scores in (actual, expected)]
     assert values[0] == pytest.approx(values[1], **LAST_BITS)
 
 
@@ -53,14 +53,14 @@ def test_scores_of_a_grid_are_those_of_each_granularity_alone(encoder, data):
 def test_vectors_that_one_has_are_scored_like_those_of_an_encoder(encoder, data):
     evaluator = load_task(find_task("cranfield"), data)
     vectors = {name: encoder.encode(texts, role=evaluator.role(name)) for name, texts in evaluator.texts.items()}
-    found, expected = score_vectors(evaluator, vectors), score_grid(encoder, evaluator)
+    actual, expected = score_vectors(evaluator, vectors), score_grid(encoder, evaluator)
     across = score_vectors(evaluator, vectors, document_layer=6)
-    assert list(found) == list(across) == list(GRID)
+    assert list(actual) == list(across) == list(GRID)
     for g in GRID:
-        assert found[g] == pytest.approx(expected[g], **LAST_BITS)
+        assert actual[g] == pytest.approx(expected[g], **LAST_BITS)
         sides = {"queries": vectors["queries"].at(g), "documents": vectors["documents"].at(Granularity(6, g.dim))}
         assert across[g] == pytest.approx(evaluator.score(sides), **LAST_BITS)
-    shifted = {name: its.map(lambda layer, states: states * layer) for name, its in vectors.items()}
+    shifted = {name: part.map(lambda layer, states: states * layer) for name, part in vectors.items()}
     assert shifted["queries"].widest(6).equal(6 * vectors["queries"].widest(6))
 
 
@@ -73,7 +73,7 @@ def embedded_by_a_cut(folder, layer, tokenizer, texts):
     """Mean-pooled embeddings of the checkpoint cut at a layer, one text at a time."""
     cut = AutoModel.from_pretrained(folder, output_layer=layer).eval()
     inputs = (tokenizer(text, return_tensors="pt", return_token_type_ids=False) for text in texts)
-    return torch.stack([cut(**its).last_hidden_state[0].mean(dim=0) for its in inputs])
+    return torch.stack([cut(**part).last_hidden_state[0].mean(dim=0) for part in inputs])
 
 
 def ndcg_at_10(order, grades):
@@ -100,9 +100,9 @@ def test_asymmetric_searches_are_those_of_two_cuts(encoder_with_exits, data, tmp
     texts, count = [*task.texts["queries"], *task.texts["documents"]], len(task.texts["queries"])
     alone = {layer: embedded_by_a_cut(tmp_path / "model", layer, encoder.tokenizer, texts) for layer in (0, 2, 6)}
     for search in results.asymmetric_searches:
-        asked, found = alone[search.query_layer][:count], alone[search.document_layer][count:]
-        asked, found = asked[:, : search.dim], found[:, : search.dim]
-        cosines = torch.nn.functional.cosine_similarity(asked[:, None], found[None], dim=-1)
+        asked, actual = alone[search.query_layer][:count], alone[search.document_layer][count:]
+        asked, actual = asked[:, : search.dim], actual[:, : search.dim]
+        cosines = torch.nn.functional.cosine_similarity(asked[:, None], actual[None], dim=-1)
         orders = cosines.argsort(dim=1, descending=True).tolist()
         values = [ndcg_at_10(order, grades) for order, grades in zip(orders, task.relevant, strict=True)]
         assert search.value == pytest.approx(sum(values) / len(values), abs=1e-6), search
@@ -156,8 +156,8 @@ def test_codes_are_scored_from_the_one_encode(coded, data):
     assert any(score.value != same[score.task, "6x16"] for score in changed)
     for name in ("cranfield", "mrpc", "stsb-geometry"):
         for g, scores in score_grid(coded, load_task(find_task(name), data)).items():
-            own = {s.metric: s.value for s in results.scores if (s.task, s.granularity) == (name, str(g))}
-            assert scores == pytest.approx(own, **LAST_BITS)
+            recorded = {s.metric: s.value for s in results.scores if (s.task, s.granularity) == (name, str(g))}
+            assert scores == pytest.approx(recorded, **LAST_BITS)
 
 
 def test_retrieval_in_a_code_is_that_of_an_index_and_re_scoring_that_of_its_shortlist(coded, data):
@@ -165,10 +165,10 @@ def test_retrieval_in_a_code_is_that_of_an_index_and_re_scoring_that_of_its_shor
     evaluator = load_task(task, data)
     sides = {name: coded.encode(texts, role=evaluator.role(name)) for name, texts in evaluator.texts.items()}
     values = {(s.granularity, s.metric): s.value for s in results.scores}
-    found = {(s.granularity, s.rescore, s.shortlist): s.value for s in results.rescored_searches}
+    actual = {(s.granularity, s.rescore, s.shortlist): s.value for s in results.rescored_searches}
     by_code = {"int8": {"float32"}, "qama-2": {"codes", "int8", "float32"}, "int4": {"int8", "float32"}}
     by_code["binary"] = by_code["qama-2"]
-    assert {(code, by) for g, by, _ in found for code in [g.code]} == {(c, by) for c in by_code for by in by_code[c]}
+    assert {(code, by) for g, by, _ in actual for code in [g.code]} == {(c, by) for c in by_code for by in by_code[c]}
     for text in ("2x8@int8", "6x16@int4"):  # of codes whose scores are hardly ever equal
         g = Granularity.parse(text)
         queries, documents = (sides[name].at(g) for name in ("queries", "documents"))
@@ -176,12 +176,12 @@ def test_retrieval_in_a_code_is_that_of_an_index_and_re_scoring_that_of_its_shor
         expected = ranking_scores(ranked, evaluator.relevant)
         assert expected["ndcg@10"] == pytest.approx(values[text, "ndcg@10"], abs=1e-6)
         for size in (10, 20):
-            kept = [rows[exact_search(query[None], documents[rows], size)[0]]
+            remaining = [rows[exact_search(query[None], documents[rows], size)[0]]
                     for query, rows in zip(queries, torch.from_numpy(ranked[:, :size]), strict=True)]  # fmt: skip
-            rescored = ranking_scores(torch.stack(kept).numpy(), evaluator.relevant)
-            assert found[g, "float32", size] == pytest.approx(rescored["ndcg@10"], abs=1e-6)
+            rescored = ranking_scores(torch.stack(remaining).numpy(), evaluator.relevant)
+            assert actual[g, "float32", size] == pytest.approx(rescored["ndcg@10"], abs=1e-6)
     documents = len(evaluator.texts["documents"])
-    assert {size for _, _, size in found} == {size for size in (10, 20, 50, 100) if size <= documents} != set()
+    assert {size for _, _, size in actual} == {size for size in (10, 20, 50, 100) if size <= documents} != set()
     assert not evaluate_grid(coded, [task], data, two_stages=False).rescored_searches
 
 

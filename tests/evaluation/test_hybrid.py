@@ -11,7 +11,6 @@ import torch
 
 from m3bert.encode.hybrid import Ranking
 from m3bert.evaluation import (
-    HybridSearch,
     bm25_search,
     evaluate_grid,
     exact_search,
@@ -31,13 +30,13 @@ def naive_bm25(query: str, documents: list[str], k1: float = 1.2, b: float = 0.7
     """BM25 as Lucene computes it: every word counts, and repeated words of a query again."""
     words = [text.split() for text in documents]
     average, scores = mean(map(len, words)), []
-    for its in words:
+    for part in words:
         score = 0.0
         for word in query.split():
-            found = sum(word in other for other in words)
-            count = its.count(word)
-            weight = log(1 + (len(words) - found + 0.5) / (found + 0.5))
-            score += weight * count / (count + k1 * (1 - b + b * len(its) / average))
+            actual = sum(word in other for other in words)
+            count = part.count(word)
+            weight = log(1 + (len(words) - actual + 0.5) / (actual + 0.5))
+            score += weight * count / (count + k1 * (1 - b + b * len(part) / average))
         scores.append(score)
     return scores
 
@@ -50,24 +49,24 @@ def test_bm25_equals_the_formula_and_finds_nothing_else(query, alphabet):
         numbers = {word: chr(0x4E00 + at) for at, word in enumerate(" ".join([*DOCUMENTS, "unknown"]).split())}
         documents = ["".join(map(numbers.__getitem__, text.split())) for text in DOCUMENTS]
         query = "".join(numbers.get(word, "") for word in query.replace('a "wolf*" OR (', "wolf").split())
-    found = bm25_search([query], documents)
+    actual = bm25_search([query], documents)
     order = sorted((row for row, score in enumerate(expected) if score), key=lambda row: -expected[row])
-    assert [row for row in found.rows[0] if row >= 0] == order and (found.rows[0, len(order) :] == -1).all()
-    assert_close(found.scores[0], [*(expected[row] for row in order), *[0.0] * (len(documents) - len(order))])
-    assert bm25_search([query], documents, 2).rows.tolist() == found.rows[:, :2].tolist()
+    assert [row for row in actual.rows[0] if row >= 0] == order and (actual.rows[0, len(order) :] == -1).all()
+    assert_close(actual.scores[0], [*(expected[row] for row in order), *[0.0] * (len(documents) - len(order))])
+    assert bm25_search([query], documents, 2).rows.tolist() == actual.rows[:, :2].tolist()
 
 
 def test_words_are_stemmed_and_without_accents():
-    found = bm25_search(["the runner runs in an annee"], ["other", "runs", "Une ann\u00e9e of Running"])
-    assert found.rows[0].tolist() in ([1, 2, -1], [2, 1, -1]) and found.scores[0, 1] > 0 == found.scores[0, 2]
+    actual = bm25_search(["the runner runs in an annee"], ["other", "runs", "Une ann\u00e9e of Running"])
+    assert actual.rows[0].tolist() in ([1, 2, -1], [2, 1, -1]) and actual.scores[0, 1] > 0 == actual.scores[0, 2]
 
 
-def lists(seed: int, found: int = 7, queries: int = 3, documents: int = 20, k: int = 7) -> Ranking:
+def lists(seed: int, actual: int = 7, queries: int = 3, documents: int = 20, k: int = 7) -> Ranking:
     """The best of random scores, with ties; the ranking has room for more than are found."""
     draw = np.random.default_rng(seed)
     rows = np.stack([draw.permutation(documents)[:k] for _ in range(queries)])
     scores = -np.sort(-draw.integers(1, 9, size=(queries, k)).astype(float), axis=1)
-    rows[:, found:], scores[:, found:] = -1, 0
+    rows[:, actual:], scores[:, actual:] = -1, 0
     return Ranking(scores, rows)
 
 
@@ -86,10 +85,10 @@ def naive_fusion(first: Ranking, second: Ranking, query: int, k: int, weight: fl
     return sorted(union, key=lambda row: -value[row])[:k]
 
 
-@pytest.mark.parametrize("found", [7, 2, 0])
+@pytest.mark.parametrize("actual", [7, 2, 0])
 @pytest.mark.parametrize("weight", [None, 0.5, 2.0])
-def test_fusions_equal_a_loop_over_documents(weight, found):
-    first, second = lists(0), lists(1, found)
+def test_fusions_equal_a_loop_over_documents(weight, actual):
+    first, second = lists(0), lists(1, actual)
     fused = fuse_ranks(first, second, 9) if weight is None else fuse_scores(first, second, 9, weight)
     expected = [naive_fusion(first, second, query, 9, weight) for query in range(3)]
     assert fused.tolist() == [rows + [-1] * (9 - len(rows)) for rows in expected]
@@ -105,9 +104,9 @@ def test_the_order_of_the_file_does_not_count():
         task = Retrieval({"queries": asked, "documents": [texts[row] for row in order]}, [{0: 1.0}] * 9)
         vectors = {"queries": queries, "documents": documents[order]}
         for fusion in ("scores", "ranks"):
-            found = order[task._bm25_ranked(vectors, fusion)[:, :10]].tolist()
-            assert best.setdefault(fusion, found) == found
-            assert found[-1] == order[exact_search(queries[-1:], vectors["documents"], 10)[0]].tolist()
+            actual = order[task.bm25_ranked(vectors, fusion)[:, :10]].tolist()
+            assert best.setdefault(fusion, actual) == actual
+            assert actual[-1] == order[exact_search(queries[-1:], vectors["documents"], 10)[0]].tolist()
 
 
 def test_a_query_that_is_a_document_is_left_out_of_its_own_searches():
@@ -115,23 +114,25 @@ def test_a_query_that_is_a_document_is_left_out_of_its_own_searches():
     documents, texts = torch.randn(30, 8, generator=draw), [f"w{row} w{row % 7} w{row % 5}" for row in range(30)]
     vectors = {"queries": documents[:6] + torch.randn(6, 8, generator=draw) / 9, "documents": documents}
     sides = {"queries": texts[:6], "documents": texts}
-    relevant, own = [{row + 7: 1.0, row + 14: 2.0} for row in range(6)], [0, 1, 2, 3, -1, -1]
-    task, plain = Retrieval(sides, relevant, own=own), Retrieval(sides, relevant)
+    relevant, selves = [{row + 7: 1.0, row + 14: 2.0} for row in range(6)], [0, 1, 2, 3, -1, -1]
+    task, plain = Retrieval(sides, relevant, self_rows=selves), Retrieval(sides, relevant)
     similar = torch.cosine_similarity(vectors["queries"][:, None], documents[None], dim=2)
     similar[range(4), range(4)] = -torch.inf
     expected = ranking_scores(similar.argsort(dim=1, descending=True).numpy(), relevant)
     assert task.score(vectors) == pytest.approx(expected) != pytest.approx(plain.score(vectors))
-    assert [search.shortlist for search in task.two_stage_searches("x", 1, vectors, [4, 8])] == [10, 20]
+    assert task.reachable == 29
 
-    def ranked(its: Retrieval) -> list[np.ndarray]:
-        coded = its._nearest(vectors["queries"], documents, 29).rows
-        return [coded, its._bm25_ranked(), *(its._bm25_ranked(vectors, name) for name in ("scores", "ranks"))]
+    def ranked(retrieval: Retrieval) -> list[np.ndarray]:
+        exact, bm25 = retrieval.nearest(vectors, 29).rows, retrieval.bm25_ranked
+        return [exact, bm25(), *(bm25(vectors, name) for name in ("scores", "ranks"))]
 
-    for with_own, without in zip(ranked(plain), ranked(task), strict=True):
-        assert all(row in its for row, its in enumerate(with_own)) and 4 in without[4] and 5 in without[5]
-        assert not any(row in its for row, its in enumerate(without[:4]))
-    bm25 = [[row for row in its if row not in (-1, own[at])] for at, its in enumerate(plain._bm25_ranked().tolist())]
-    assert [[row for row in its if row >= 0] for its in task._bm25_ranked().tolist()] == bm25
+    for with_self, without in zip(ranked(plain), ranked(task), strict=True):
+        assert all(row in rows for row, rows in enumerate(with_self)) and 4 in without[4] and 5 in without[5]
+        assert not any(row in rows for row, rows in enumerate(without[:4]))
+    bm25 = [
+        [row for row in rows if row not in (-1, selves[at])] for at, rows in enumerate(plain.bm25_ranked().tolist())
+    ]
+    assert [[row for row in rows if row >= 0] for rows in task.bm25_ranked().tolist()] == bm25
 
 
 def test_equal_scores_do_not_count():
@@ -147,6 +148,6 @@ def test_an_evaluation_measures_bm25_alone_and_beside_every_shared_layer(encoder
         (search.query_layer, search.document_layer, search.dim, search.fusion) for search in results.hybrid_searches
     }
     measured = {(layer, 6, dim, fusion) for layer in (0, 2, 6) for dim in (8, 32) for fusion in ("scores", "ranks")}
-    assert rows == measured | {(None, None, None, None)}
-    assert all(isinstance(search, HybridSearch) and 0 <= search.value <= 1 for search in results.hybrid_searches)
+    assert rows == measured | {(None, 0, 0, None)}
+    assert all(0 <= search.value <= 1 for search in results.hybrid_searches)
     assert not evaluate_grid(encoder_with_exits, tasks, data).hybrid_searches

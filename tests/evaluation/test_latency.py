@@ -70,10 +70,10 @@ def test_every_engine_has_blocks_of_its_own_whose_first_round_does_not_count(clo
 def test_other_engines_are_timed_with_the_prompt(encoder_with_exits, tmp_path):
     read = []
     encoder = replace(encoder_with_exits, grid=Grid.parse("0,2x8"), prompts={"query": "query: "})
-    found = measure_latency(encoder, ["open"], documents=50, rounds=1, engines={"other": {2: read.append}})
-    assert set(read) == {"query: open"} and set(found.engine_ms["other"]) == {"2"}
-    assert set(found.encode_ms_by_engine(2)) == {"torch", "other"} and set(found.encode_ms_by_engine(0)) == {"torch"}
-    assert found.quantile == latency.QUANTILE and found.statistic.startswith("the 10th percentile of ")
+    actual = measure_latency(encoder, ["open"], documents=50, rounds=1, engines={"other": {2: read.append}})
+    assert set(read) == {"query: open"} and set(actual.engine_ms["other"]) == {"2"}
+    assert set(actual.encode_ms_by_engine(2)) == {"torch", "other"} and set(actual.encode_ms_by_engine(0)) == {"torch"}
+    assert actual.quantile == latency.QUANTILE and actual.statistic.startswith("the 10th percentile of ")
 
 
 def test_layer_0_runs_no_layer(encoder_with_exits):
@@ -82,11 +82,11 @@ def test_layer_0_runs_no_layer(encoder_with_exits):
     for index, layer in enumerate(encoder_with_exits.model.layers, start=1):
         layer.register_forward_hook(lambda module, args, output, index=index: ran.append(index))
     look_up = replace(encoder_with_exits, grid=Grid.parse("0x8"))
-    found = measure_latency(look_up, ["open the file"], documents=50, rounds=2)
-    assert found.encode_ms["0"] > 0 and ran == []
+    actual = measure_latency(look_up, ["open the file"], documents=50, rounds=2)
+    assert actual.encode_ms["0"] > 0 and ran == []
     deeper = replace(encoder_with_exits, grid=Grid.parse("0,2x8"))
-    found = measure_latency(deeper, ["open the file"], documents=50, rounds=2)
-    assert set(found.encode_ms) == {"0", "2"} and ran == [1, 2] * 3
+    actual = measure_latency(deeper, ["open the file"], documents=50, rounds=2)
+    assert set(actual.encode_ms) == {"0", "2"} and ran == [1, 2] * 3
 
 
 def test_searches_in_codes_are_timed(encoder, sentences):

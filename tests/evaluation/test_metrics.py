@@ -31,8 +31,8 @@ def test_spearman_of_cosines_is_a_correlation_of_ranks():
 
     cosines = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in zip(first, second, strict=True)]
     expected = float(torch.corrcoef(torch.stack([ranks(cosines), ranks(scores)]))[0, 1])
-    for found in (pair_cosines(first, second), pair_cosines(3 * first, second), cosines):
-        assert similarity_scores(found, scores) == pytest.approx({"spearman": expected}, abs=1e-6)
+    for actual in (pair_cosines(first, second), pair_cosines(3 * first, second), cosines):
+        assert similarity_scores(actual, scores) == pytest.approx({"spearman": expected}, abs=1e-6)
 
 
 def test_the_best_threshold_is_the_best_of_all():
@@ -56,8 +56,8 @@ def test_a_classifier_learns_what_a_line_divides_and_classes_weigh_equally():
     predicted = fit_classifier(vectors, labels).predict(vectors.numpy())
     assert classification_scores(predicted, labels) == {"macro_f1": 1.0, "accuracy": 1.0}
     for no, yes in ((0, 1), ("no", "yes")):
-        found = classification_scores([no] * 4, [no, no, no, yes])
-        assert found == pytest.approx({"macro_f1": (2 * 0.75 / 1.75 + 0) / 2, "accuracy": 0.75})
+        actual = classification_scores([no] * 4, [no, no, no, yes])
+        assert actual == pytest.approx({"macro_f1": (2 * 0.75 / 1.75 + 0) / 2, "accuracy": 0.75})
 
 
 def test_bitext_accuracy_counts_nearest_translations():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from m3bert.encode.codes import CODES
+from m3bert.encode.precisions import PRECISIONS
 from m3bert.evaluation import GridEncoder, as_sentence_transformer, evaluate_grid, find_task
 from m3bert.evaluation.readers import load_task
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
@@ -47,10 +47,10 @@ def test_scores_are_those_of_mtebs_own_run_of_the_encoder_at_each_granularity(
         return [similarity_task(similarity), *(classification_task(labels, kind) for kind in kinds)]
 
     seen = count_forwards(tiny_model)
-    results = evaluate_grid(encoder, [], mteb_tasks=tasks(), folder=tmp_path)
+    results = evaluate_grid(encoder, tasks(), folder=tmp_path)
     texts = [{*similarity.texts["sentence1"], *similarity.texts["sentence2"]}, {*labels.texts["train"]}]
     assert results.texts["LocalSTS"] == {"texts": len(texts[0])}
-    assert sum(seen) == sum(found["texts"] for found in results.texts.values()), "each text once for the whole grid"
+    assert sum(seen) == sum(actual["texts"] for actual in results.texts.values()), "each text once for the whole grid"
     assert results.task_types() == ["mteb_sts", "mteb_classification", "mteb_multilabel_classification"]
     assert results.settings["mteb"]["LocalSTS"] == {"type": "STS", "dataset": "local/data", "revision": "1"}
     for g in encoder.grid:
@@ -93,14 +93,14 @@ def coded(tiny_model, tiny_tokenizer) -> GridEncoder:
     """An encoder of every code at one size, with a quantizer."""
     quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6])).eval()
     quantizer.initialize(torch.randn(300, 32))
-    return GridEncoder(tiny_model, tiny_tokenizer, Grid.product([6], [12], CODES), quantizer=quantizer)
+    return GridEncoder(tiny_model, tiny_tokenizer, Grid.product([6], [12], PRECISIONS), quantizer=quantizer)
 
 
 def embedded(model, texts, prompt_type):
     return model.encode([{"text": list(texts[:7])}, {"text": list(texts[7:])}], prompt_type=prompt_type)
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", PRECISIONS)
 def test_similarities_of_a_code_are_those_of_an_index_of_its_bytes(coded, sentences, code):
     """Documents by their bytes; queries in float32, or coded where codes are compared by Hamming distance."""
     pytest.importorskip("faiss")

@@ -30,6 +30,6 @@ def test_scores_are_those_of_the_evaluator_of_sentence_transformers(on_the_hub, 
     assert [task.name for task in tasks] == [f"nanobeir-{name}" for name in theirs.dataset_names]
     ours = score_grid(encoder, load_task(tasks[6]))
     for g in encoder.grid:
-        found = theirs(as_sentence_transformer(encoder, g))
+        actual = theirs(as_sentence_transformer(encoder, g))
         for name in ("ndcg@10", "mrr@10", "recall@10"):
-            assert ours[g][name] == pytest.approx(found[f"NanoNFCorpus_cosine_{name}"], abs=1e-6)
+            assert ours[g][name] == pytest.approx(actual[f"NanoNFCorpus_cosine_{name}"], abs=1e-6)

@@ -139,8 +139,8 @@ def test_labels_may_be_texts_and_one_file_is_split_by_its_texts(encoder, sentenc
         part: ["ab".index(label) for label in getattr(evaluator, part)] for part in ("train_labels", "test_labels")
     }
     expected = score_grid(encoder, replace(evaluator, **numbered))
-    found = scores_of(encoder, labels_task(str(tmp_path / "reviews.csv")))
-    assert found == {(str(g), metric): value for g, scores in expected.items() for metric, value in scores.items()}
+    actual = scores_of(encoder, labels_task(str(tmp_path / "reviews.csv")))
+    assert actual == {(str(g), metric): value for g, scores in expected.items() for metric, value in scores.items()}
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,7 @@ def test_a_task_without_data_says_where_it_was_looked_for(data):
 
 HUB = {
     "allenai/scitail": {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["entails", "neutral"]},
-    "stanfordnlp/snli": {
-        "premise": ["a", "b", "c", "d"],
-        "hypothesis": ["e", "f", "g", "h"],
-        "label": [0, 1, 2, -1],
-    },
+    "stanfordnlp/snli": {"premise": ["a", "b", "c", "d"], "hypothesis": ["e", "f", "g", "h"], "label": [0, 1, 2, -1]},
     "mteb/scifact": {
         "corpus": {"_id": ["4", "5"], "title": ["T", ""], "text": ["x", "y"]},
         "queries": {"_id": ["1", "2"], "text": ["q", "r"]},
@@ -91,7 +87,7 @@ def test_a_query_that_is_a_document_is_known_by_its_id_and_words(tmp_path, docum
     write_rows(tmp_path / "cranfield" / "queries.jsonl.gz", [{"id": "a", "text": "An apple, a pear."}])
     with gzip.open(tmp_path / "cranfield" / "qrels.tsv.gz", "wt") as opened:
         opened.write(f"query-id\tcorpus-id\tscore\na\tb\t1\na\ta\t{score}\n")
-    assert [*load_task(find_task("cranfield"), tmp_path).own] == ([0] if left_out else [])
+    assert [*load_task(find_task("cranfield"), tmp_path).self_rows] == ([0] if left_out else [])
 
 
 def test_rows_are_read_as_they_are_written_and_a_broken_line_is_named(tmp_path):
@@ -115,6 +111,6 @@ def test_premises_of_two_languages_are_pairs_without_repetition(tmp_path):
         rows = [{"sentence1": premise, "sentence2": f"{row}"} for row, premise in enumerate(premises)]
         write_rows(tmp_path / "xnli" / f"{language}-dev.jsonl.gz", rows)
     pairs = load_task(find_task("xnli-pairs-de"), tmp_path)
-    assert pairs.task_type == "bitext" and {side: [*its] for side, its in pairs.texts.items()} == {
+    assert pairs.task_type == "bitext" and {side: [*part] for side, part in pairs.texts.items()} == {
         "sentence1": ["A", "B"], "sentence2": ["a", "b"],
     }  # fmt: skip

@@ -7,15 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from m3bert.evaluation import (
-    AsymmetricSearch,
-    GridResults,
-    HybridSearch,
-    Latency,
-    RescoredSearch,
-    Score,
-    TwoStageSearch,
-)
+from m3bert.evaluation import GridResults, Latency, MeasuredSearch, Score
 from m3bert.evaluation.results import rescored_bytes
 from m3bert.trainers import Granularity, Grid
 
@@ -37,17 +29,21 @@ def results() -> GridResults:
             for number, g in enumerate(grid)
             for metric in ("mrr@10", "ndcg@10")
         ],
-        two_stage_searches=[TwoStageSearch("cisi", 48, layer, 8, 32, 10, 0.5, "ndcg@10", 0.5) for layer in (2, 6)],
+        two_stage_searches=[
+            MeasuredSearch("cisi", 48, "ndcg@10", 0.5, layer, first_dim=8, second_dim=32, shortlist=10)
+            for layer in (2, 6)
+        ],
         asymmetric_searches=[
-            AsymmetricSearch(task, 48, queries, documents, dim, "ndcg@10", number / 10)
+            MeasuredSearch(task, 48, "ndcg@10", number / 10, query_layer=queries, document_layer=documents, dim=dim)
             for number, (task, queries, documents, dim) in enumerate(pairs)
         ],
         rescored_searches=[
-            RescoredSearch(task, 48, layer, 8, "binary", by, 10, "ndcg@10", number / 10)
+            MeasuredSearch(task, 48, "ndcg@10", number / 10, layer, 8, code="binary", rescore=by, shortlist=10)
             for number, (task, layer, by) in enumerate(rescored)
         ],
         hybrid_searches=[
-            HybridSearch("cisi", 48, *which, "ndcg@10", 0.5) for which in ((None,) * 4, (2, 6, 8, "ranks"))
+            MeasuredSearch("cisi", 48, "ndcg@10", 0.5),
+            MeasuredSearch("cisi", 48, "ndcg@10", 0.5, dim=8, query_layer=2, document_layer=6, fusion="ranks"),
         ],
         variances={"stsb-geometry": {"2": [1.0] * 32, "6": [2.0] * 32}},
         latency=Latency(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from m3bert.encode.codes import CODES
-from m3bert.evaluation import GridResults, Latency, Score, TwoStageSearch
-from m3bert.evaluation.results import RescoredSearch
+from m3bert.encode.precisions import PRECISIONS
+from m3bert.evaluation import GridResults, Latency, MeasuredSearch, Score
 from m3bert.trainers import Grid
 from tests.published import contrastive_trainer, evaluated
 
@@ -61,7 +60,11 @@ def results(request: pytest.FixtureRequest) -> GridResults:
         grid=str(grid),
         settings=dict(SETTINGS),
         scores=scores,
-        two_stage_searches=[TwoStageSearch("cranfield", 1398, 6, 8, 32, 50, 0.3, "ndcg@10", 0.5)],
+        two_stage_searches=[
+            MeasuredSearch(
+                "cranfield", 1398, "ndcg@10", 0.5, 6, first_dim=8, second_dim=32, shortlist=50, products_share=0.3
+            )
+        ],
         variances={"stsb-geometry": {str(layer): [1.0, 2.0, 0.5] for layer in grid.layers}},
         latency=Latency({"2": 2.0, "4": 3.0, "6": 5.0}, {"8": 1.0, "16": 2.0, "32": 3.0}, {}, 100, "m3bert", 2),
     )
@@ -72,7 +75,7 @@ def coded() -> GridResults:
     """An evaluation over codes: what it loses grows as the bits get fewer."""
     grid = Grid.parse("4,6x8,16@float32,int8,qama-2,binary")
     tasks = {"stsb": "sts", "cranfield": "retrieval", "cisi": "retrieval"}
-    lost = {code: place / 100 for place, code in enumerate(CODES)}
+    lost = {code: place / 100 for place, code in enumerate(PRECISIONS)}
     scores = [
         Score(task, task_type, "test", metric, True, str(g), value * (1 - lost[g.code]) * (1 + g.layer / 10) / 2)
         for task, task_type in tasks.items()
@@ -82,7 +85,17 @@ def coded() -> GridResults:
         for g in grid
     ]
     searches = [
-        RescoredSearch(task, documents, 6, dim, code, rescore, shortlist, "ndcg@10", 0.4 + gained + shortlist / 1000)
+        MeasuredSearch(
+            task,
+            documents,
+            "ndcg@10",
+            0.4 + gained + shortlist / 1000,
+            6,
+            dim,
+            code=code,
+            rescore=rescore,
+            shortlist=shortlist,
+        )  # fmt: skip
         for task, documents in (("cranfield", 1398), ("cisi", 1460))
         for dim in (8, 16)
         for code in ("qama-2", "binary")

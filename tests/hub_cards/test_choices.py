@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from m3bert.evaluation import AsymmetricSearch, HybridSearch
+from m3bert.evaluation import MeasuredSearch
 from m3bert.hub_cards.choices import ROWS, Headline, Offer, choose_rows
 from m3bert.trainers import Granularity, Grid
 
@@ -46,7 +46,9 @@ def test_the_headline_is_retrieval_with_documents_at_the_last_layer(results):
     same = Headline.of(results)
     assert (same.metric, same.tasks, same.asymmetric) == ("nDCG@10", ["cranfield"], False)
     assert [str(offer.granularity) for offer in same.offers] == ["2x8", "2x32", "6x8", "6x32"]
-    results.asymmetric_searches = [AsymmetricSearch("cranfield", 1398, 2, 6, 32, "ndcg@10", 0.6)]
+    results.asymmetric_searches = [
+        MeasuredSearch("cranfield", 1398, "ndcg@10", 0.6, query_layer=2, document_layer=6, dim=32)
+    ]
     mixed = Headline.of(results)
     assert mixed.asymmetric and chosen(mixed.offers) == ["2x32", "6x8", "6x32"]
     assert mixed.offers[0].quality == 0.6 and mixed.full == same.full and mixed.advised == mixed.offers[0]
@@ -62,7 +64,7 @@ def test_rows_are_of_one_precision_and_bm25_takes_one(coded):
     coded.grid = "0,1,2,3,4,5,6,7,8,9,10,11,12x16@float32,int8"
     coded.scores = [replace(score, granularity=str(g), value=0.5 + g.layer**2 / 300) for g in Grid.parse(coded.grid)]
     assert len(Headline.of(coded).rows) == ROWS
-    coded.hybrid_searches = [HybridSearch("cisi", 9, None, None, None, None, "ndcg@10", 0.4)]
+    coded.hybrid_searches = [MeasuredSearch("cisi", 9, "ndcg@10", 0.4)]
     rows = Headline.of(coded).rows
     assert len(rows) == ROWS - 1 and {row.granularity.code for row in rows} == {"float32"}
     assert Headline.of(coded).bm25 == 0.4

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from m3bert.encode.codes import bytes_per_vector
-from m3bert.evaluation import AsymmetricSearch, HybridSearch, Score
+from m3bert.encode.precisions import bytes_per_vector
+from m3bert.evaluation import MeasuredSearch, Score
 from m3bert.hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves
 from m3bert.trainers import Granularity, Grid
 
@@ -24,7 +24,9 @@ def drawn(monkeypatch):
 
 def test_every_figure_is_drawn(results, tmp_path):
     widest = [g.layer for g in results.granularities if g.dim == 32]
-    results.asymmetric_searches = [AsymmetricSearch("cranfield", 9, 6, max(widest), 32, "ndcg@10", 0.5)]
+    results.asymmetric_searches = [
+        MeasuredSearch("cranfield", 9, "ndcg@10", 0.5, query_layer=6, document_layer=max(widest), dim=32)
+    ]
     files = draw_all(results, tmp_path)
     assert [file.stem for file in files] == [
         "quality_and_latency",
@@ -71,8 +73,10 @@ def test_each_precision_is_a_curve_over_depths_and_one_over_dims(coded, tmp_path
 def test_queries_of_each_depth_search_the_documents_of_the_last(results, tmp_path, drawn):
     results.grid, results.latency = "2,4,6x32", replace(results.latency, search_ms={"32": 3.0})
     results.scores = [Score("cisi", "retrieval", "test", "ndcg@10", True, f"{n}x32", n / 10) for n in (2, 4, 6)]
-    results.asymmetric_searches = [AsymmetricSearch("cisi", 50, n, 6, 32, "ndcg@10", n / 8) for n in (2, 4)]
-    results.hybrid_searches = [HybridSearch("cisi", 50, None, None, None, None, "ndcg@10", 0.3)]
+    results.asymmetric_searches = [
+        MeasuredSearch("cisi", 50, "ndcg@10", n / 8, query_layer=n, document_layer=6, dim=32) for n in (2, 4)
+    ]
+    results.hybrid_searches = [MeasuredSearch("cisi", 50, "ndcg@10", 0.3)]
     draw_all(results, tmp_path)
     curve, bm25 = drawn["quality_and_latency"].axes[0].lines
     assert curve.get_xydata().tolist() == [pytest.approx(p) for p in ([5, 25 / 0.6], [6, 50 / 0.6], [8, 100])]
@@ -85,9 +89,12 @@ def test_pairs_of_layers_are_cells_and_what_was_not_measured_is_blank(results, t
         Score("cisi", "retrieval", "test", "ndcg@10", True, f"{layer}x32", layer / 10) for layer in (2, 4, 6)
     ]
     results.asymmetric_searches = [
-        AsymmetricSearch("cisi", 50, query, 6, 32, "ndcg@10", query / 100) for query in (2, 4)
+        MeasuredSearch("cisi", 50, "ndcg@10", query / 100, query_layer=query, document_layer=6, dim=32)
+        for query in (2, 4)
     ]
-    results.asymmetric_searches.append(AsymmetricSearch("cisi", 50, 6, 4, 32, "ndcg@10", 0.5))
+    results.asymmetric_searches.append(
+        MeasuredSearch("cisi", 50, "ndcg@10", 0.5, query_layer=6, document_layer=4, dim=32)
+    )
     draw_asymmetric_searches(results, tmp_path / "asymmetric.png")
     cells = drawn["asymmetric"].axes[0].images[0].get_array().filled(np.nan)
     np.testing.assert_allclose(cells, [[20, np.nan, 2], [np.nan, 40, 4], [np.nan, 50, 60]])

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from m3bert.evaluation import AsymmetricSearch, GridResults, evaluate_grid, find_tasks
+from m3bert.evaluation import GridResults, MeasuredSearch, evaluate_grid, find_tasks
 from m3bert.exits.fit import fit_exits
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.publication import Options, laid_out, prepare
@@ -184,7 +184,9 @@ def with_exits(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
     encoder = Checkpoint(folder / "model").encoder(Grid.parse("0,2,6x8,32"))
     results = evaluate_grid(encoder, find_tasks(["stsb", "cranfield"]), folder / "data")
     searches = [
-        AsymmetricSearch("cranfield", 48, layer, 6, dim, "ndcg@10", 0.4) for layer in (0, 2) for dim in (8, 32)
+        MeasuredSearch("cranfield", 48, "ndcg@10", 0.4, query_layer=layer, document_layer=6, dim=dim)
+        for layer in (0, 2)
+        for dim in (8, 32)
     ]
     replace(results, asymmetric_searches=searches).save(folder / "results.json")
     return folder

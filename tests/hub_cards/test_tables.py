@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from m3bert.evaluation import AsymmetricSearch, HybridSearch
+from m3bert.evaluation import MeasuredSearch
 from m3bert.hub_cards.tables import (
     asymmetric_table,
     code_table,
@@ -46,11 +46,12 @@ def test_searches_in_two_stages_are_compared_with_the_exact_search(results):
 
 
 def test_bm25_is_shown_beside_embeddings_and_alone(results):
-    results.hybrid_searches = [HybridSearch("cranfield", 1398, None, None, None, None, "ndcg@10", 0.4)]
+    results.hybrid_searches = [MeasuredSearch("cranfield", 1398, "ndcg@10", 0.4)]
     assert hybrid_table(results) == "", "a part of a model may have lost the others"
     found = [(6, "scores", 0.7), (6, "ranks", 0.65)]
     results.hybrid_searches += [
-        HybridSearch("cranfield", 1398, layer, 6, 32, fusion, "ndcg@10", value) for layer, fusion, value in found
+        MeasuredSearch("cranfield", 1398, "ndcg@10", value, query_layer=layer, document_layer=6, dim=32, fusion=fusion)
+        for layer, fusion, value in found
     ]
     assert hybrid_table(results).splitlines()[2:] == [
         "| 6x32 | 63.2 | 70.0 | 65.0 |",
@@ -61,7 +62,15 @@ def test_bm25_is_shown_beside_embeddings_and_alone(results):
 @pytest.mark.parametrize("results", ["2,6x8,32"], indirect=True)
 def test_queries_at_each_layer_are_beside_symmetric_search(results):
     results.asymmetric_searches = [
-        AsymmetricSearch("cranfield", 1398, queries, documents, 32, "ndcg@10", (queries + documents) / 100)
+        MeasuredSearch(
+            "cranfield",
+            1398,
+            "ndcg@10",
+            (queries + documents) / 100,
+            query_layer=queries,
+            document_layer=documents,
+            dim=32,
+        )
         for queries, documents in ((2, 6), (6, 2))
     ]
     assert asymmetric_table(results, 32).splitlines() == [

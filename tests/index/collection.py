@@ -106,9 +106,9 @@ def delete(engine: Engine, keys: Sequence[int]) -> None:
 def numbers(hits: list[list[Hit]], k: int) -> tuple[np.ndarray, np.ndarray]:
     """Scores and rows of hits as arrays of `k` columns; -inf and -1 where there is none."""
     scores, keys = np.full((len(hits), k), -np.inf, np.float32), np.full((len(hits), k), -1)
-    for row, found in enumerate(hits):
-        scores[row, : len(found)] = [hit.score for hit in found]
-        keys[row, : len(found)] = [int(hit.id.removeprefix("id-")) for hit in found]
+    for row, actual in enumerate(hits):
+        scores[row, : len(actual)] = [hit.score for hit in actual]
+        keys[row, : len(actual)] = [int(hit.id.removeprefix("id-")) for hit in actual]
     return scores, keys
 
 
@@ -129,33 +129,29 @@ def final_scores(layout: Layout, collection: Collection) -> np.ndarray:
 
 
 def check_exact(
-    layout: Layout,
-    collection: Collection,
-    hits: list[list[Hit]],
-    k: int,
-    kept: Sequence[int] | None = None,
+    layout: Layout, collection: Collection, hits: list[list[Hit]], k: int, remaining: Sequence[int] | None = None
 ) -> None:
     """
     Check the result of an exact search of the rows `kept` (keys are rows). Documents with equal scores may come in any
     order.
     """
     scores, keys = numbers(hits, k)
-    rows = np.arange(len(collection.vectors)) if kept is None else np.array(kept, dtype=int)
+    rows = np.arange(len(collection.vectors)) if remaining is None else np.array(remaining, dtype=int)
     first, final = first_scores(layout, collection)[:, rows], final_scores(layout, collection)[:, rows]
     place = {int(row): index for index, row in enumerate(rows)}
-    found = min(k, len(rows))
+    actual = min(k, len(rows))
     assert len(hits) == len(collection.queries) and max(map(len, hits)) <= k
-    assert (keys[:, found:] == -1).all() and np.isneginf(scores[:, found:]).all()
-    if not found:
+    assert (keys[:, actual:] == -1).all() and np.isneginf(scores[:, actual:]).all()
+    if not actual:
         return
     length = len(rows) if layout.shortlist is None else min(len(rows), max(k, layout.shortlist))
     for query in range(len(keys)):
-        columns = np.array([place[key] for key in keys[query, :found].tolist()], dtype=int)
-        assert len(set(columns)) == found
-        np.testing.assert_allclose(scores[query, :found], final[query, columns], atol=2e-5)
-        assert (np.diff(scores[query, :found]) <= 1e-6).all()
+        columns = np.array([place[key] for key in keys[query, :actual].tolist()], dtype=int)
+        assert len(set(columns)) == actual
+        np.testing.assert_allclose(scores[query, :actual], final[query, columns], atol=2e-5)
+        assert (np.diff(scores[query, :actual]) <= 1e-6).all()
         last = np.sort(first[query])[::-1][length - 1]  # what the last of the shortlist has
         assert (first[query, columns] >= last - 2e-5).all()
         sure = final[query][first[query] > last + 2e-5] if length < len(rows) else final[query]
-        best = np.sort(sure)[::-1][:found]
+        best = np.sort(sure)[::-1][:actual]
         assert (scores[query, : len(best)] >= best - 2e-5).all()

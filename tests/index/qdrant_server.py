@@ -45,8 +45,8 @@ class QdrantServer:
             case "DELETE", "":
                 return client.delete_collection(name)
             case "PUT", "":
-                wanted = models.CreateCollection(**body)
-                return client.create_collection(name, vectors_config=wanted.vectors)
+                asked = models.CreateCollection(**body)
+                return client.create_collection(name, vectors_config=asked.vectors)
             case "PUT", "index":
                 return _done(models.CreateFieldIndex(**body))
             case "PUT", "points":
@@ -64,14 +64,14 @@ class QdrantServer:
 
 
 def _query(body: Any) -> dict[str, Any]:
-    wanted = models.QueryRequest(**body)
+    asked = models.QueryRequest(**body)
     return {
-        "query": wanted.query,
-        "using": wanted.using,
-        "prefetch": wanted.prefetch,
-        "query_filter": wanted.filter,
-        "limit": wanted.limit,
-        "with_payload": wanted.with_payload or False,
+        "query": asked.query,
+        "using": asked.using,
+        "prefetch": asked.prefetch,
+        "query_filter": asked.filter,
+        "limit": asked.limit,
+        "with_payload": asked.with_payload or False,
     }
 
 

@@ -56,5 +56,5 @@ def test_types_of_columns():
         {"a": 1, "b": 1, "c": "x", "d": True, "e": [1], "f": None, "g": 1},
         {"a": 2, "b": 1.5, "c": None, "d": False, "e": [2], "f": None, "g": "x"},
     )
-    found = column_types([Document("", None, "x", row) for row in rows])
-    assert found == dict(zip("abcdefg", ("integer", "number", "text", "boolean", "json", "json", "json"), strict=True))
+    types = column_types([Document("", None, "x", row) for row in rows])
+    assert types == dict(zip("abcdefg", ("integer", "number", "text", "boolean", "json", "json", "json"), strict=True))

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from benchmarks import index_engines
-from m3bert.encode.codes import CODES
+from m3bert.encode.precisions import PRECISIONS
 from m3bert.index.engine import ENGINES, find_engine
 from tests.index.test_engines import MODULES
 from tests.snippets import ROOT, read
@@ -31,8 +31,8 @@ def codes_of(text: str) -> set[str]:
     """The codes that a cell names: `all but int4`, or `float32, binary, qama`."""
     left_out = text.removeprefix("all but ").split(", ") if text.startswith("all") else None
     if left_out is not None:
-        return set(CODES) - set(left_out)
-    return {code for code in CODES for name in text.split(", ") if code == name or code.startswith(f"{name}-")}
+        return set(PRECISIONS) - set(left_out)
+    return {code for code in PRECISIONS for name in text.split(", ") if code == name or code.startswith(f"{name}-")}
 
 
 def test_the_figures_of_the_page_are_those_of_the_results_file():

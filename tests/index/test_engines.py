@@ -34,7 +34,7 @@ ROWS = 300
 
 
 def supported() -> list[tuple[str, str]]:
-    found = []
+    actual = []
     for name in ENGINES:
         if find_spec(MODULES[name]) is None:
             continue
@@ -42,8 +42,8 @@ def supported() -> list[tuple[str, str]]:
         for text in LAYOUTS:
             codes = [part.split("@")[1] for part in text.split(">") if "@" in part]
             if codes[0] in engine.codes and (len(codes) == 1 or codes[1] in engine.second_codes):
-                found.append((name, text))
-    return found
+                actual.append((name, text))
+    return actual
 
 
 CASES = supported()
@@ -92,18 +92,18 @@ def test_deleting_adding_and_truncating_keep_the_rest(tmp_path, collection, name
     gone = [*range(0, 100, 3), 7777]  # the last one is not there
     for _ in range(2):
         delete(engine, gone)
-    kept = sorted(set(range(200)) - set(gone))
-    check_exact(layout, collection, engine.search(collection.queries, 10), 10, kept)
+    remaining = sorted(set(range(200)) - set(gone))
+    check_exact(layout, collection, engine.search(collection.queries, 10), 10, remaining)
     engine.close()
     engine = opened(tmp_path, layout, name)
     add(engine, collection, range(200, ROWS))
-    check_exact(layout, collection, engine.search(collection.queries, 10), 10, [*kept, *range(200, ROWS)])
+    check_exact(layout, collection, engine.search(collection.queries, 10), 10, [*remaining, *range(200, ROWS)])
     for _ in range(2):
         engine.truncate(200)
-    check_exact(layout, collection, engine.search(collection.queries, 10), 10, kept)
+    check_exact(layout, collection, engine.search(collection.queries, 10), 10, remaining)
     add(engine, collection, range(200, 250))
-    check_exact(layout, collection, engine.search(collection.queries, 10), 10, [*kept, *range(200, 250)])
-    assert engine.count() == len(kept) + 50
+    check_exact(layout, collection, engine.search(collection.queries, 10), 10, [*remaining, *range(200, 250)])
+    assert engine.count() == len(remaining) + 50
     engine.close()
 
 
@@ -119,7 +119,7 @@ def test_a_filter_finds_the_nearest_of_those_that_pass(tmp_path, collection, nam
         {"topic": ["nothing has it"]},
     ):
         values = ((row, collection.metadata(row)) for row in range(200))
-        rows = [row for row, own in values if all(own[name] in wanted for name, wanted in where.items())]
+        rows = [row for row, metadata in values if all(metadata[name] in asked for name, asked in where.items())]
         check_exact(engine.layout, collection, engine.search(collection.queries, 10, where), 10, rows)
     engine.close()
 
@@ -137,8 +137,8 @@ def test_texts_and_columns_of_any_kind_are_filters(tmp_path, collection, name):
     engine.truncate(0)
     engine.add([replace(batch, documents=rows)])
     for row, text in enumerate(NASTY):
-        (found,) = engine.search(collection.queries[:1], 2, {column: [text]})
-        assert [hit.id for hit in found] == [f"id-{row}"]
+        (actual,) = engine.search(collection.queries[:1], 2, {column: [text]})
+        assert [hit.id for hit in actual] == [f"id-{row}"]
     assert {hit.id for hit in engine.search(collection.queries[:1], 2, {column: NASTY[:2]})[0]} == {"id-0", "id-1"}
     engine.close()
 
@@ -160,7 +160,7 @@ def test_ids_texts_and_metadata_are_kept(tmp_path, collection, name, text):
         *((name, "64@float32", {"kind": "tree"}, f"{name} has no index type tree; it has flat") for name in INSTALLED),
         ("qdrant", "48@int4", {}, "qdrant has no precision int4; it has float32"),
         ("qdrant", "64@binary>40>64@int8", {}, "qdrant has no precision for rescoring int8; it has float32"),
-        ("faiss", "64@float32", {"url": "http://x"}, "--url is for Qdrant"),
+        ("faiss", "64@float32", {"url": "http://x"}, "is for Qdrant"),
         ("lancedb", "64@binary", {"kind": "hnsw"}, "lancedb has no index type hnsw for binary"),
         ("qdrant", "64@float32", {"kind": "hnsw"}, "qdrant has the index type hnsw on a server"),
     ],

@@ -49,16 +49,16 @@ def test_clusters_and_graphs_find_nearly_all_and_can_change(tmp_path, text, kind
     engine.close()
     engine = faiss_engine(tmp_path, collection, text, kind)
     add(engine, collection, range(1000, 1500))
-    kept = [row for row in range(1500) if row not in gone]
+    remaining = [row for row in range(1500) if row not in gone]
     scores, keys = numbers(engine.search(collection.queries, 10), 10)
-    assert np.isin(keys, kept).all()
+    assert np.isin(keys, remaining).all()
     final = final_scores(engine.layout, collection)
     np.testing.assert_allclose(scores, np.take_along_axis(final, keys, axis=1), atol=2e-5)
     exact, _ = numbers(engine.search(collection.queries, 10, {"year": list(range(1990, 2000))}), 10)
     assert (scores >= exact[:, -1:] - 2e-5).mean() >= 0.98
-    some = [row for row in kept if row % 10 == 7]
-    found = engine.search(collection.queries, 10, {"year": [1997]})
-    check_exact(engine.layout, collection, found, 10, some)
+    some = [row for row in remaining if row % 10 == 7]
+    actual = engine.search(collection.queries, 10, {"year": [1997]})
+    check_exact(engine.layout, collection, actual, 10, some)
     engine.close()
 
 
@@ -80,16 +80,16 @@ def test_clusters_are_those_of_the_first_build(tmp_path, collection, text):
 def test_an_index_can_be_tiny_and_become_empty(tmp_path, collection, kind):
     engine = faiss_engine(tmp_path, collection, "16@int8>40>64@float32", kind)
 
-    def found(k: int) -> list[list[int]]:
+    def actual(k: int) -> list[list[int]]:
         return np.sort(numbers(engine.search(collection.queries, k), k)[1]).tolist()
 
-    assert found(3) == [[-1, -1, -1]] * 7
+    assert actual(3) == [[-1, -1, -1]] * 7
     add(engine, collection, range(1))
-    assert found(2) == [[-1, 0]] * 7
+    assert actual(2) == [[-1, 0]] * 7
     delete(engine, [0])
-    assert found(2) == [[-1, -1]] * 7
+    assert actual(2) == [[-1, -1]] * 7
     add(engine, collection, range(1, 3))
-    assert found(2) == [[1, 2]] * 7
+    assert actual(2) == [[1, 2]] * 7
     engine.close()
 
 
@@ -163,6 +163,6 @@ def test_a_filter_finds_columns_of_any_name(tmp_path, collection, monkeypatch):
     engine = faiss_engine(tmp_path, collection, "64@float32")
     add(engine, collection, range(50))
     for name in names:
-        found = engine.search(collection.queries[:1], 50, {name: [3]})[0]
-        assert {hit.id for hit in found} == {f"id-{row}" for row in range(3, 50, 5)}
+        actual = engine.search(collection.queries[:1], 50, {name: [3]})[0]
+        assert {hit.id for hit in actual} == {f"id-{row}" for row in range(3, 50, 5)}
     engine.close()

@@ -98,11 +98,11 @@ def kill_at(patch, step: int) -> None:
     def stopping(function):
         def write(*args, **options):
             nonlocal writes
-            found = function(*args, **options)
+            actual = function(*args, **options)
             writes += 1
             if writes == step:
                 raise Killed
-            return found
+            return actual
 
         return write
 
@@ -145,9 +145,9 @@ def open_and_change(folder: Path, encoder: GridEncoder, delete=(), add: Corpus |
 
 def state(folder: Path, encoder: GridEncoder) -> tuple[int, list[list[tuple[str, str]]]]:
     with Index.open(folder, encoder) as index:
-        found = index.search(QUERIES, 40, {"year": [1990, 1991, 1992]})
-        assert [[hit.id for hit in hits] for hits in found] == ids(index, 40), "filters find the same documents"
-        return len(index), [[(hit.id, hit.text) for hit in hits] for hits in found]
+        actual = index.search(QUERIES, 40, {"year": [1990, 1991, 1992]})
+        assert [[hit.id for hit in hits] for hits in actual] == ids(index, 40), "filters find the same documents"
+        return len(index), [[(hit.id, hit.text) for hit in hits] for hits in actual]
 
 
 @pytest.fixture
@@ -178,11 +178,11 @@ def test_a_killed_change_takes_place_whole_or_not_at_all(
     CHANGES[change](done := built(engine, "done"), engine, encoder, more)
     before, after = state(built(engine, "before"), encoder), state(done, encoder)
     assert before != after
-    found, ended = [], False
+    actual, ended = [], False
     while not ended:
-        folder = built(engine, f"killed-{len(found)}")
+        folder = built(engine, f"killed-{len(actual)}")
         with monkeypatch.context() as patch:
-            kill_at(patch, len(found) + 1)
+            kill_at(patch, len(actual) + 1)
             try:
                 CHANGES[change](folder, engine, encoder, more)
                 ended = True
@@ -190,14 +190,14 @@ def test_a_killed_change_takes_place_whole_or_not_at_all(
                 pass
         now = state(folder, encoder)
         assert now in (before, after)
-        found.append(now == after)
+        actual.append(now == after)
         open_and_change(folder, encoder, add=later)
         assert (
-            read_manifest(folder)["finished"] and state(folder, encoder)[0] == (after if found[-1] else before)[0] + 1
+            read_manifest(folder)["finished"] and state(folder, encoder)[0] == (after if actual[-1] else before)[0] + 1
         )
         names = {path.name for path in (folder / read_manifest(folder)["data"]).iterdir()} - {"index.json"}
         assert names == {path.name for path in (done / read_manifest(done)["data"]).iterdir()} - {"index.json"}
-    assert found == sorted(found) and len(found) > 3
+    assert actual == sorted(actual) and len(actual) > 3
 
 
 BAD_ROWS = {
@@ -240,13 +240,13 @@ def test_documents_are_added_and_deleted(tmp_path, encoder, sentences, engine):
     with Index.open(tmp_path / "index", encoder) as index:
         added = index.add(Corpus([write(tmp_path / "more.jsonl", sentences[20:], 20)]))
         assert added == len(sentences) - 20
-        kept = [row for row in range(len(sentences)) if row not in (3, 5)]
+        remaining = [row for row in range(len(sentences)) if row not in (3, 5)]
         best = exact_search(
             encoder.encode(QUERIES, role="query").widest(6),
-            encoder.encode([sentences[row] for row in kept], role="document").widest(6),
+            encoder.encode([sentences[row] for row in remaining], role="document").widest(6),
             10,
         )
-        assert ids(index) == [[f"d{kept[row]}" for row in line] for line in best.tolist()]
+        assert ids(index) == [[f"d{remaining[row]}" for row in line] for line in best.tolist()]
         again = Corpus([write(tmp_path / "again.jsonl", [sentences[3]], 3)])
         assert index.add(again) == 1  # a deleted id may come back
         assert len(index) == len(sentences) - 1
@@ -257,9 +257,9 @@ def test_documents_are_added_and_deleted(tmp_path, encoder, sentences, engine):
 @pytest.mark.parametrize("engine", INSTALLED)
 def test_filters(tmp_path, encoder, corpus, engine):
     with Index.build(tmp_path / "index", engine, Plan(Granularity(6, 32)), encoder, corpus) as index:
-        found = ids(index, 5, where={"year": 1991})
+        actual = ids(index, 5, where={"year": 1991})
         everything = ids(index, 1000)
-        assert found == [[id_ for id_ in row if int(id_[1:]) % 3 == 1][:5] for row in everything]
+        assert actual == [[id_ for id_ in row if int(id_[1:]) % 3 == 1][:5] for row in everything]
         assert ids(index, 5, where={"year": []}) == [[]] * 3
         for where, reason in (
             ({"tags": "x"}, r"Cannot filter by tags='x'; columns: {'year': 'integer', 'tags': 'json'}"),
@@ -295,14 +295,14 @@ def test_a_build_is_run_again(tmp_path, encoder, corpus, sentences, engine, monk
         Index.build(folder, engine, plan, encoder, corpus).close()
     other = INSTALLED[-1]
     fewer, edited = Corpus([write(tmp_path / "fewer.jsonl", sentences[:20])]), sentences[:-1] + ["the last text"]
-    for store, its, rows, reason in (
+    for store, part, rows, reason in (
         (engine, replace(plan, query_layer=4), corpus, "an index with another plan: "),
         (other, plan, corpus, "an index with another engine: "),
         (engine, plan, fewer, "an index of other documents: --overwrite it, or add the new ones with `m3bert index "),
         (engine, plan, Corpus([write(tmp_path / "edited.jsonl", edited)]), "an index of other documents: "),
     ):
         with pytest.raises(ValueError, match=f"index holds {reason}"):
-            Index.build(folder, store, its, encoder, rows)
+            Index.build(folder, store, part, encoder, rows)
     with Index.open(folder, encoder) as old:
         with Index.build(folder, other, PLANS[2], encoder, fewer, overwrite=True) as index:
             assert ids(index) == nearest(encoder, sentences[:20], PLANS[2])

@@ -7,9 +7,8 @@ import json
 import pytest
 import torch
 
-from m3bert.evaluation import AsymmetricSearch, GridEncoder, GridResults, Score
+from m3bert.evaluation import GridEncoder, GridResults, MeasuredSearch, Score
 from m3bert.evaluation.choice import Budget, choose
-from m3bert.evaluation.results import RescoredSearch, TwoStageSearch
 from m3bert.index import Plan
 from m3bert.index.plan import encoder_identity, require_same_encoder
 from m3bert.trainers import Granularity, Grid
@@ -42,12 +41,22 @@ def test_a_plan_is_what_was_chosen(tmp_path):
     assert plan.documents == plan.query == Granularity(6, 32) and plan.shortlist is None
     assert (plan.model, plan.revision, plan.encoder["weights"]) == ("user/model", "abc", "1234")
     assert (plan.quality, plan.tasks, plan.vectors, plan.memory_gb) == (0.5, ("cranfield",), 1000, 1000 * 128 / 1e9)
-    two_stages = TwoStageSearch("cranfield", 500, 6, 8, 32, 50, 0.3, "ndcg@10", 0.499)
+    two_stages = MeasuredSearch(
+        "cranfield", 500, "ndcg@10", 0.499, layer=6, first_dim=8, second_dim=32, shortlist=50, products_share=0.3
+    )
     plan = plan_of(results_of(two_stage_searches=[two_stages]))
     assert (plan.first_dim, plan.shortlist, plan.rescore, plan.quality) == (8, 50, None, 0.499)
-    plan = plan_of(results_of(asymmetric_searches=[AsymmetricSearch("cranfield", 500, 2, 6, 32, "ndcg@10", 0.9)]))
+    plan = plan_of(
+        results_of(
+            asymmetric_searches=[
+                MeasuredSearch("cranfield", 500, "ndcg@10", 0.9, query_layer=2, document_layer=6, dim=32)
+            ]
+        )
+    )
     assert (str(plan.documents), str(plan.query), str(plan.grid())) == ("6x32", "2x32", "2,6x32")
-    rescored = RescoredSearch("cranfield", 500, 6, 32, "binary", "int8", 100, "ndcg@10", 0.49)
+    rescored = MeasuredSearch(
+        "cranfield", 500, "ndcg@10", 0.49, layer=6, dim=32, code="binary", rescore="int8", shortlist=100
+    )
     plan = plan_of(results_of(rescored_searches=[rescored]), memory_gb=1000 * 40 / 1e9)
     assert str(plan.documents) == "6x32@binary" and plan.needs_sample
     assert (plan.first_dim, plan.rescore, plan.shortlist) == (None, "int8", 100)

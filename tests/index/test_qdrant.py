@@ -77,15 +77,15 @@ def test_a_server_finds_the_nearest(tmp_path, url, collection, filled, text, kin
     layout = make_layout(collection, text, kind, url)
     engine = filled(tmp_path, layout)
     check_exact(layout, collection, engine.search(collection.queries, 10), 10)
-    kept = [row for row in range(ROWS) if row % 3]
+    remaining = [row for row in range(ROWS) if row % 3]
     delete(engine, range(0, ROWS, 3))
     again = opened(tmp_path, layout, "qdrant")
-    check_exact(layout, collection, again.search(collection.queries, 10), 10, kept)
-    sea = [row for row in kept if collection.metadata(row)["topic"] == "the sea's"]
+    check_exact(layout, collection, again.search(collection.queries, 10), 10, remaining)
+    sea = [row for row in remaining if collection.metadata(row)["topic"] == "the sea's"]
     check_exact(layout, collection, again.search(collection.queries, 10, {"topic": ["the sea's"]}), 10, sea)
-    assert again.keys_of(["id-0", "id-1"]) == {"id-1": 1} and again.count() == len(kept)
+    assert again.keys_of(["id-0", "id-1"]) == {"id-1": 1} and again.count() == len(remaining)
     again.truncate(100)
-    early = [row for row in kept if row < 100]
+    early = [row for row in remaining if row < 100]
     check_exact(layout, collection, again.search(collection.queries, 10), 10, early)
     again.close()
 

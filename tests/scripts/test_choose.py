@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from m3bert.commands import choose
-from m3bert.evaluation import AsymmetricSearch, GridResults, Latency, Score
+from m3bert.evaluation import GridResults, Latency, MeasuredSearch, Score
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def test_all_tasks_but_geometry_count_where_there_is_no_retrieval(results, tmp_p
 def test_queries_at_few_layers_count_where_they_were_measured(results, tmp_path, capsys):
     results.latency = Latency({"2": 1.0, "6": 3.0}, {"8": 0.1, "32": 0.4}, {"8": {}, "32": {}}, 1000, "m3bert", 1)
     results.asymmetric_searches = [
-        AsymmetricSearch(task, 500, 2, 6, 32, "ndcg@10", 0.43) for task in ("cranfield", "msmarco")
+        MeasuredSearch(task, 500, "ndcg@10", 0.43, query_layer=2, document_layer=6, dim=32)
+        for task in ("cranfield", "msmarco")
     ]
     results.save(tmp_path / "pairs.json")
     asked = [str(tmp_path / "pairs.json"), "--documents", "1000", "--latency_ms", "2"]

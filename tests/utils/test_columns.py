@@ -10,7 +10,7 @@ from m3bert.utils.columns import text_columns_of
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("actual", "expected"),
     [
         (["positive", "anchor"], ["anchor", "positive"]),
         (["negative_10", "negative_2", "document", "query"], ["query", "document", "negative_2", "negative_10"]),
@@ -21,8 +21,8 @@ from m3bert.utils.columns import text_columns_of
         (["question", "answer", "negative"], ["question", "answer", "negative"]),
     ],
 )
-def test_columns_are_known_by_their_names_in_any_order(found, expected):
-    assert text_columns_of(found) == expected
+def test_columns_are_known_by_their_names_in_any_order(actual, expected):
+    assert text_columns_of(actual) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_columns_are_known_by_their_names_in_any_order(found, expected):
         ["query", "pos", "neg"],
     ],
 )
-def test_columns_that_may_mean_something_else_are_refused(found):
-    with pytest.raises(ValueError, match=f"has the column.s. {', '.join(found)}; .* pass text_columns"):
-        text_columns_of(found)
+def test_columns_that_may_mean_something_else_are_refused(actual):
+    with pytest.raises(ValueError, match=f"has the column.s. {', '.join(actual)}; .* pass text_columns"):
+        text_columns_of(actual)
 
 
 def test_labels_are_left_out_and_the_log_says_so(tmp_path, caplog):

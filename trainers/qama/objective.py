@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...encode.codes import FLOAT
 from ...encode.granularity import Granularity, Grid
+from ...encode.precisions import FLOAT
 from ...encode.states import Pooling, truncate
 from ...modeling.quantization_m3bert import M3BertQuantizer, stored_bits
 from ...utils import papers

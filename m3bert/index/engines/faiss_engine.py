@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...encode.codes import CODES, FLOAT
 from ...encode.coding import Coder, PackedIndex, faiss_index
+from ...encode.precisions import FLOAT, PRECISIONS
 from ...utils.durable import replacing, writing
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
 from .store import Store
 
 
+Faiss = Any  # an index of faiss, whose classes have no common base
 LINKS, BREADTH = 32, 200  # M and efConstruction of a graph
 CLUSTERS, PER_CLUSTER, PER_CENTRE = 4096, 16, 256  # most clusters, least documents of one, and those it is found with
 # A search reads so many clusters, or one of 16 if these are more, or follows so many candidates of a graph.
@@ -33,13 +34,13 @@ class FaissEngine(Engine):
     the documents.
 
     A search maps the file into memory; a change reads it, and writes it anew. Deleting fills the index again from the
-    vectors of the store: faiss cannot remove from a graph or an `IndexRefine`. Clusters stay those of the first build.
+    vectors of the store: faiss cannot remove from a graph or an `IndexRefine`. Clusters stay as first built.
     With a filter, and while a change takes place, the documents that pass are compared one by one, for every kind.
     """
 
     name = "faiss"
     module = "faiss"
-    codes = tuple(CODES)
+    codes = tuple(PRECISIONS)
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
     files = ("index.faiss*", "documents.sqlite*", "vectors")
@@ -51,7 +52,7 @@ class FaissEngine(Engine):
         self._refine = layout.second
         if layout.first.symmetric or self._refine is None or self._refine.code != FLOAT:
             self._refine = None
-        self._index: Any = None
+        self._index: Faiss = None
         self._mapped: tuple[int, int, int] | None = None
         self._map()
         self.store = Store(folder, layout)
@@ -109,7 +110,7 @@ class FaissEngine(Engine):
         else:
             scores, keys = PackedIndex(self._index, layout.first).search(queries, count)
         again = layout.rescorer if self._refine is None or allowed is not None else None
-        return [self._hits(*found, k, again) for found in zip(queries, scores, keys, strict=True)]
+        return [self._hits(*row, k, again) for row in zip(queries, scores, keys, strict=True)]
 
     def _hits(self, query: torch.Tensor, scores: np.ndarray, keys: np.ndarray, k: int, again: str | None) -> list[Hit]:
         """The best `k` of the keys that one query found, where -1 is none; scored by other vectors if `again` names
@@ -125,14 +126,14 @@ class FaissEngine(Engine):
             for score, key in zip(scores[:k].tolist(), keys[:k].tolist(), strict=True)
         ]
 
-    def _remove(self, index: Any, keys: np.ndarray) -> None:
+    def _remove(self, index: Faiss, keys: np.ndarray) -> None:
         rest = np.setdiff1d(self._keys(index), keys)
         if len(rest) < index.ntotal:
             index.reset()  # which keeps clusters
             self._fill(index, rest)
             self._save(index)
 
-    def _read(self, flags: int = 0) -> Any:
+    def _read(self, flags: int = 0) -> Faiss:
         """The index, in memory unless the flags say otherwise; `None` before the first document."""
         if not self._file.is_file():
             return None
@@ -155,11 +156,11 @@ class FaissEngine(Engine):
         known = self._index is not None and not committed.removed
         return known and bool((self._keys(self._index) < committed.end).all())
 
-    def _keys(self, index: Any) -> np.ndarray:
+    def _keys(self, index: Faiss) -> np.ndarray:
         return self._faiss.vector_to_array(index.id_map)
 
-    def _empty(self, keys: np.ndarray) -> Any:
-        """An index without documents, which is made for those of some keys."""
+    def _empty(self, keys: np.ndarray) -> Faiss:
+        """An index without documents, made for the documents of some keys."""
         layout, faiss = self.layout, self._faiss
         if layout.kind == "ivf":
             index = self._clusters(keys)
@@ -173,7 +174,7 @@ class FaissEngine(Engine):
             index.k_factor = k_factor(layout.shortlist or 0, SHORTLIST)
         return (faiss.IndexBinaryIDMap2 if layout.first.symmetric else faiss.IndexIDMap2)(index)
 
-    def _clusters(self, keys: np.ndarray) -> Any:
+    def _clusters(self, keys: np.ndarray) -> Faiss:
         """Empty clusters, found with documents from everywhere among the keys."""
         coder = self.layout.first
         count = max(1, min(int(4 * len(keys) ** 0.5), len(keys) // PER_CLUSTER, CLUSTERS))
@@ -187,16 +188,16 @@ class FaissEngine(Engine):
             index.sq.train(coder.ranges)
         return index
 
-    def _wider(self, index: Any, width: int) -> Any:
+    def _wider(self, index: Faiss, width: int) -> Faiss:
         """An index that takes vectors of more dims: it compares their leading dims, normalised."""
         if index.d == width:
             return index
-        found = self._faiss.IndexPreTransform(index)
-        found.prepend_transform(self._faiss.NormalizationTransform(index.d))
-        found.prepend_transform(self._faiss.RemapDimensionsTransform(width, index.d, False))
-        return found
+        wider = self._faiss.IndexPreTransform(index)
+        wider.prepend_transform(self._faiss.NormalizationTransform(index.d))
+        wider.prepend_transform(self._faiss.RemapDimensionsTransform(width, index.d, False))
+        return wider
 
-    def _fill(self, index: Any, keys: np.ndarray) -> None:
+    def _fill(self, index: Faiss, keys: np.ndarray) -> None:
         name, coder = ("first", self.layout.first) if self._refine is None else ("second", self._refine)
         for start in range(0, len(keys), BATCH):
             some = keys[start : start + BATCH]
@@ -208,7 +209,7 @@ class FaissEngine(Engine):
         packed = self.store.vectors(name)[keys]
         return packed if coder.symmetric else coder.decode(packed).numpy()
 
-    def _save(self, index: Any) -> None:
+    def _save(self, index: Faiss) -> None:
         """Replace the file, all or nothing."""
         faiss, self._index, self._mapped = self._faiss, None, None
         write = faiss.write_index_binary if self.layout.first.symmetric else faiss.write_index

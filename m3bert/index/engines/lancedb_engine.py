@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ...encode.codes import CODES, FLOAT, bytes_per_vector, stored_bits
 from ...encode.coding import Coder
+from ...encode.precisions import FLOAT, PRECISIONS, bytes_per_vector, stored_bits
 from ...utils.durable import writing
+from ..corpus import Metadata
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where, rescored
 
 
@@ -45,7 +46,7 @@ class LanceDBEngine(Engine):
 
     name = "lancedb"
     module = "lancedb"
-    codes = (FLOAT, "float16", "binary", *(name for name in CODES if name.startswith("qama-")))
+    codes = (FLOAT, "float16", "binary", *(name for name in PRECISIONS if name.startswith("qama-")))
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
     files = ("lancedb",)
@@ -131,27 +132,27 @@ class LanceDBEngine(Engine):
             stored = np.stack(rows[self._rescorer].to_numpy()).view(np.uint8)
             scores = rescored(layout.coders[self._rescorer], query, stored)
         best = np.argsort(-scores, kind="stable")[:k]
-        found = rows.select(["id", "text", *(["metadata"] if layout.columns else [])]).take(best).to_pylist()
+        documents = rows.select(["id", "text", *(["metadata"] if layout.columns else [])]).take(best).to_pylist()
         return [
             Hit(row["id"], score, row["text"], self._metadata(row.get("metadata", {})))
-            for score, row in zip(scores[best].tolist(), found, strict=True)
+            for score, row in zip(scores[best].tolist(), documents, strict=True)
         ]
 
-    def _metadata(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _metadata(self, row: Metadata) -> Metadata:
         kinds = self.layout.columns
         return {
             name: value if value is None or kinds[name] in TYPES else json.loads(value) for name, value in row.items()
         }
 
     def _tidy(self) -> None:
-        """Let the index take up new rows, join small files, and delete those of older versions."""
+        """Let the index take up new rows, join small files, and delete older versions."""
         with catch_warnings():
             simplefilter("ignore", UserWarning)  # that nobody can search an older version any more
             self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
     def _rows(self, batch: Batch) -> pa.RecordBatch:
         """Documents as rows."""
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             "key": batch.keys,
             "id": [document.id for document in batch.documents],
             "text": [document.text for document in batch.documents],
@@ -197,7 +198,7 @@ def _vectors(coder: Coder, packed: np.ndarray) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(numbers).reshape(-1)), numbers.shape[1])
 
 
-def _stored(value: Any, kind: str) -> Any:
+def _stored(value: object, kind: str) -> object:
     return value if value is None or kind in TYPES else json.dumps(value, ensure_ascii=False)
 
 
@@ -205,7 +206,7 @@ def _quoted(column: str) -> str:
     return column.replace("`", "``")
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     return repr(value).lower()  # of True, too

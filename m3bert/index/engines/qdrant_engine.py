@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...encode.codes import FLOAT
+from ...encode.precisions import FLOAT
 from ..engine import Batch, Committed, Engine, Hit, Layout, Where
 
 
+Models = Any  # the module `qdrant_client.models`, of an optional dependency
 POINTS_AT_ONCE = 128  # in one request; a server takes 32 MB
 TIMEOUT = 600  # seconds; an exact search of many documents takes long
 CANDIDATES = 256  # of a graph, that a search follows at least
@@ -106,7 +107,7 @@ class QdrantEngine(Engine):
                 with self._reported():
                     self._client.upsert(self._collection, points[start : start + POINTS_AT_ONCE], wait=True)
 
-    def _points(self, batch: Batch) -> list[Any]:
+    def _points(self, batch: Batch) -> list[object]:
         coders = self.layout.coders
         vectors = {name: coder.decode(getattr(batch, name)).tolist() for name, coder in coders.items()}
         return [
@@ -153,10 +154,10 @@ class QdrantEngine(Engine):
         return hits
 
     @staticmethod
-    def _hit(payload: dict[str, Any], score: float) -> Hit:
+    def _hit(payload: Mapping[str, Any], score: float) -> Hit:
         return Hit(payload["id"], score, payload["text"], payload["metadata"])
 
-    def _request(self, first: list[float], final: list[float] | None, k: int, passing: Any) -> dict[str, Any]:
+    def _request(self, first: list[float], final: list[float] | None, k: int, passing: object) -> dict[str, object]:
         """Arguments of `query_points`."""
         models = self._models
         settings = exact = None
@@ -179,7 +180,7 @@ class QdrantEngine(Engine):
             raise OSError(f"Qdrant, {self._where}: {' '.join(str(error).split())}") from error
 
 
-def collection_vectors(models: Any, layout: Layout) -> dict[str, Any]:
+def collection_vectors(models: Models, layout: Layout) -> dict[str, object]:
     """The named vectors of the collection, by `qdrant_client.models`. Only the first ones have a graph."""
     quantizations = {  # codes that a server makes of vectors, and keeps in memory
         "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
@@ -201,13 +202,13 @@ def collection_vectors(models: Any, layout: Layout) -> dict[str, Any]:
     return vectors
 
 
-def stage_settings(layout: Layout, k: int) -> dict[str, Any]:
+def stage_settings(layout: Layout, k: int) -> dict[str, object]:
     """Settings of the first stage that finds `k` documents, as arguments of `SearchParams`. Codes that a server made
     score a shortlist; without one, the vectors rescore what they find. Bits are as good as the vectors, which are
     1 and -1."""
     if layout.kind == "flat":
         return {"exact": True}
-    settings: dict[str, Any] = {"hnsw_ef": max(CANDIDATES, 2 * max(k, layout.shortlist or 0))}
+    settings: dict[str, object] = {"hnsw_ef": max(CANDIDATES, 2 * max(k, layout.shortlist or 0))}
     if layout.first.code == "int8" and layout.shortlist is None:
         settings["quantization"] = {"rescore": True, "oversampling": 2.0}
     elif layout.first.code in ("int8", "binary"):
@@ -222,10 +223,10 @@ def column_path(column: str) -> str:
     return f"metadata.{column}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column) else f'metadata."{column}"'
 
 
-def matching(models: Any, where: Where, committed: Committed | None) -> Any:
+def matching(models: Models, where: Where, committed: Committed | None) -> object:
     """The filter for documents with certain metadata that belong to the index."""
 
-    def condition(path: str, value: Any) -> Any:
+    def condition(path: str, value: object) -> object:
         if isinstance(value, str | bool):
             return models.FieldCondition(key=path, match=models.MatchValue(value=value))
         return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))  # MatchValue takes no floats

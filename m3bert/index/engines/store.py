@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ...encode.codes import bytes_per_vector
+from ...encode.precisions import bytes_per_vector
 from ...utils.durable import writing
+from ..corpus import Metadata
 from ..engine import Batch, Committed, Layout, Where
 
 
@@ -96,18 +97,18 @@ class Store:
     def keys_where(self, where: Where, committed: Committed | None = None) -> np.ndarray:
         """Keys of the documents with certain metadata that belong to the index, in ascending order."""
         conditions: list[str] = ["key < ?"]
-        values: list[Any] = [committed.end if committed else 2**63 - 1]
-        for column, wanted in where.items():
-            marks = ", ".join("?" * len(wanted))  # not metadata ->> '$."name"': such a path has no quotes in names
+        values: list[object] = [committed.end if committed else 2**63 - 1]
+        for column, accepted in where.items():
+            marks = ", ".join("?" * len(accepted))  # not metadata ->> '$."name"': such a path has no quotes in names
             conditions.append(f"EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value IN ({marks}))")
-            values += [column, *wanted]
+            values += [column, *accepted]
         rows = self._connection.execute(
             f"SELECT key FROM documents WHERE {' AND '.join(conditions)} ORDER BY key", values
         )
-        found = np.fromiter((key for (key,) in rows), dtype=np.int64)
-        return found if committed is None else np.setdiff1d(found, committed.removed)
+        keys = np.fromiter((key for (key,) in rows), dtype=np.int64)
+        return keys if committed is None else np.setdiff1d(keys, committed.removed)
 
-    def documents(self, keys: np.ndarray) -> dict[int, tuple[str, str, dict[str, Any]]]:
+    def documents(self, keys: np.ndarray) -> dict[int, tuple[str, str, Metadata]]:
         """Key -> id, text and metadata."""
         rows = self._select("key, id, text, metadata", "key", keys.tolist())
         return {key: (id_, text, json.loads(metadata)) for key, id_, text, metadata in rows}
@@ -126,7 +127,7 @@ class Store:
         except sqlite3.DatabaseError as error:  # as on a full disk
             raise OSError(f"{self.folder / 'documents.sqlite'}: {error}") from error
 
-    def _select(self, columns: str, by: str, values: Sequence[Any]) -> list[Any]:
+    def _select(self, columns: str, by: str, values: Sequence[int | str]) -> list[Any]:
         rows: list[Any] = []
         for start in range(0, len(values), AT_ONCE):
             some = values[start : start + AT_ONCE]
