@@ -79,9 +79,9 @@ def draw_curves(
     legend = {}
     for axes, points in zip(drawn, panels.values(), strict=True):
         for place, name in enumerate(names):
-            own = sorted(point for curve, *point in points if curve == name)
+            curve = sorted(point for label, *point in points if label == name)
             style = {"color": colors(0.85 * place / max(1, len(names) - 1)), "marker": "osDv^<>XP*"[place % 10]}
-            (legend[name],) = axes.plot([x for x, _ in own], [y for _, y in own], label=name, markersize=4, **style)
+            (legend[name],) = axes.plot(*np.reshape(curve, (-1, 2)).T, label=name, markersize=4, **style)
         for place, (name, value) in enumerate((baselines or {}).items()):
             legend[name] = axes.axhline(value, color="black", linestyle=("--", ":", "-.")[place % 3], label=name)
         costs = [x for _, x, _ in points]
@@ -127,12 +127,12 @@ def draw_lead(headline: Headline, cost: str, timed: bool, file: Path) -> None:
     title = f"{headline.metric} by {varied}{sides if headline.asymmetric and timed else ''}"
     figure, (axes,) = panels_of([title], 6.4, 3.8)
     for place, (code, points) in enumerate(curves.items()):
-        labels, costs, kept = zip(*points, strict=True)
-        axes.plot(costs, kept, label=code, marker="osD"[place], markersize=5)
+        labels, costs, shares = zip(*points, strict=True)
+        axes.plot(costs, shares, label=code, marker="osD"[place], markersize=5)
         # The first curve costs the most, so there is room below it. About ten labels stay legible.
         for at in range(len(points) - 1, -1, -math.ceil(len(points) / 10)) if place == 0 else ():
             offset: dict[str, Any] = {"xytext": (4, -12), "textcoords": "offset points", "fontsize": "small"}
-            axes.annotate(labels[at], (costs[at], kept[at]), **offset)
+            axes.annotate(labels[at], (costs[at], shares[at]), **offset)
     if headline.bm25 is not None:
         share = 100 * headline.bm25 / full.quality
         axes.axhline(share, color="black", linestyle="--", linewidth=1, label="BM25 alone")
@@ -183,28 +183,27 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
     save(figure, file)
 
 
-def draw_all(results: GridResults, folder: Path) -> list[Path]:
-    """Draw every figure that there is data for, as PNG files in a folder; returns the files."""
-    files: list[Path] = []
+def draw_all(results: GridResults, folder: Path) -> dict[Path, str]:
+    """Draw every figure that there is data for, as PNG files in a folder. Returns file -> title."""
+    files: dict[Path, str] = {}
 
-    def file(name: str) -> Path:
-        files.append(folder / f"{name}.png")
-        return files[-1]
+    def file(name: str, title: str) -> Path:
+        files[path := folder / f"{name}.png"] = title
+        return path
 
-    headline, latency = Headline.of(results), results.latency
+    headline, latency, grid = Headline.of(results), results.latency, results.granularities
     if headline is not None and latency is not None and curves_of(headline, timed=True):
         cost = f"ms per query, searching {latency.documents:,} vectors"
-        draw_lead(headline, cost, True, file(LEADS[0]))
+        draw_lead(headline, cost, True, file(LEADS[0], "quality against milliseconds per query"))
     if headline is not None and curves_of(headline, timed=False):
-        draw_lead(headline, "bytes per vector", False, file(LEADS[1]))
+        draw_lead(headline, "bytes per vector", False, file(LEADS[1], "quality against bytes per vector"))
     if sizes_in(results):
-        for task_type in results.judged_task_types():
-            draw_heat_map(results, task_type, file(f"heat_map_{task_type}"))
+        for kind in results.judged_task_types():
+            draw_heat_map(results, kind, file(f"heat_map_{kind}", f"{title_of(kind)} by layer and dim"))
     if results.asymmetric_searches:
-        draw_asymmetric_searches(results, file("asymmetric_search"))
-    grid = results.granularities
+        title = "search with queries and documents at different layers"
+        draw_asymmetric_searches(results, file("asymmetric_search", title))
     for task, spectra in results.variances.items():
-        layer = grid.layers[-1]
-        title = f"layer {layer}, texts of {task}"
-        draw_variances(spectra[str(layer)], grid.dims_of(layer), title, file(f"variances_{task}"))
+        layer, path = grid.layers[-1], file(f"variances_{task}", "variance of each dim over texts")
+        draw_variances(spectra[str(layer)], grid.dims_of(layer), f"layer {layer}, texts of {task}", path)
     return files

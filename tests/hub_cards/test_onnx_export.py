@@ -70,9 +70,9 @@ def assert_equal(encoder: GridEncoder, file: Path, texts: Sequence[str], atol: f
     (granularity,) = Grid.parse(metadata(file)["granularity"])
     expected = replace(encoder, grid=Grid((granularity,)), prompts={}, dtype=torch.float32).encode(texts)
     session = open_session(file)
-    found = np.concatenate([embed(session, encoder, batch) for batch in batches(texts)])
-    assert found.dtype == np.float32 and found.shape == (len(texts), granularity.dim)
-    np.testing.assert_allclose(found, expected.at(granularity).numpy(), atol=atol, rtol=0)
+    vectors = np.concatenate([embed(session, encoder, batch) for batch in batches(texts)])
+    assert vectors.dtype == np.float32 and vectors.shape == (len(texts), granularity.dim)
+    np.testing.assert_allclose(vectors, expected.at(granularity).numpy(), atol=atol, rtol=0)
 
 
 def run(file: Path, inputs: dict[str, torch.Tensor], output: str = "sentence_embedding") -> np.ndarray:
@@ -111,8 +111,8 @@ def test_any_batch_and_length_and_rows_of_padding(encoder, files, lengths):
         np.testing.assert_allclose(run(file, inputs), expected.numpy(), atol=1e-4, rtol=0)
         real = inputs["attention_mask"].bool().numpy()
         tokens = states.layers[granularity.layer].numpy()[..., : granularity.dim]
-        found = run(file, inputs, "last_hidden_state")
-        np.testing.assert_allclose(found[real], tokens[real], atol=1e-4, rtol=0)
+        vectors = run(file, inputs, "last_hidden_state")
+        np.testing.assert_allclose(vectors[real], tokens[real], atol=1e-4, rtol=0)
 
 
 def test_padding_changes_nothing_and_nothing_but_padding_gives_zeros(files):
@@ -232,9 +232,9 @@ def test_smaller_numbers_make_smaller_files_and_keep_the_direction(real, tmp_pat
     assert small.stat().st_size < share * file.stat().st_size
     assert metadata(small).items() >= metadata(file).items()
     sentences = ["rain", "A man plays the guitar, and a crowd listens.", "What is a tuple?"]
-    found, expected = (embed(open_session(each), encoder, sentences) for each in (small, file))
-    assert ((found * expected).sum(1) > lowest).all() and found.dtype == np.float32
-    assert 0 < np.abs(found - expected).max() < largest
+    vectors, expected = (embed(open_session(each), encoder, sentences) for each in (small, file))
+    assert ((vectors * expected).sum(1) > lowest).all() and vectors.dtype == np.float32
+    assert 0 < np.abs(vectors - expected).max() < largest
 
 
 def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_path, monkeypatch):
@@ -248,7 +248,7 @@ def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_pa
             export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
         with torch.no_grad():
             model.embed_tokens.weight.fill_(torch.nan)
-    assert [found.name for found in tmp_path.iterdir()] == ["same.onnx"]
+    assert [vectors.name for vectors in tmp_path.iterdir()] == ["same.onnx"]
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def test_the_full_size_is_written_once_and_always_in_8_bits_too(encoder, tmp_pat
     assert report.metrics == {"stsb": "spearman"}
     names = ["onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_1x8.onnx"]
     assert [graph.file for graph in report.graphs] == names
-    found = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
-    assert found == {*names, "onnx/quality.json"}
+    files = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
+    assert files == {*names, "onnx/quality.json"}
     assert json.loads((tmp_path / "onnx" / "quality.json").read_text()) == json.loads(json.dumps(asdict(report)))
     # The cosines are those of the two files.
     texts = [text for pair in list(onnx_graphs.topic_pairs())[:128] for text in (pair.summary, pair.body)]

@@ -59,17 +59,17 @@ def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
     trainer.data_files = (str(tmp_path / "a" / "pairs.jsonl"), "hf://datasets/user/x/more.csv", "b/pairs.jsonl")
     trainer.train()
     trainer.save_model()
-    found = TrainingRecord.find(tmp_path)
-    assert found == trainer.record() and found.rows == 24 and found.batch_size == 8
-    assert found.files == ["pairs.jsonl", "more.csv"]
-    assert found.objective == "MRL" and found.grid == "2,4,6x8,16,32"
+    record = TrainingRecord.find(tmp_path)
+    assert record == trainer.record() and record.rows == 24 and record.batch_size == 8
+    assert record.files == ["pairs.jsonl", "more.csv"]
+    assert record.objective == "MRL" and record.grid == "2,4,6x8,16,32"
     assert str(tmp_path) not in (tmp_path / RECORD_FILE).read_text()
     (tmp_path / RECORD_FILE).write_text("{}")
     with pytest.raises(ValueError, match="is not a training record"):
         TrainingRecord.find(tmp_path)
 
 
-@pytest.mark.parametrize("paper", [its for its in vars(papers).values() if isinstance(its, papers.Paper)])
+@pytest.mark.parametrize("paper", [paper for paper in vars(papers).values() if isinstance(paper, papers.Paper)])
 def test_papers_are_cited_with_the_full_names_of_their_authors(paper):
     assert all(len(name.split()) >= 2 for name in paper.authors)
     assert f"author = {{{' and '.join(paper.authors)}}}" in paper.citation
@@ -200,8 +200,8 @@ def test_no_setting_of_an_objective_counts_as_bookkeeping():
     """Their names must not look like those that are left out."""
     common = {field.name for field in fields(TrainingArguments)}
     configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
-    own = {field.name for config in configs for field in fields(config)} - common
-    assert {name for name in own if BOOKKEEPING.fullmatch(name)} == {"grid", "teacher_cache_dir"}
+    names = {field.name for config in configs for field in fields(config)} - common
+    assert {name for name in names if BOOKKEEPING.fullmatch(name)} == {"grid", "teacher_cache_dir"}
 
 
 def test_a_signature_in_a_url_is_not_recorded():

@@ -179,9 +179,8 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
     )
     assert loaded.returncode == 0, loaded.stderr
     assert "onnx True (2, 8)" in loaded.stdout
-    # transformers and sentence-transformers for each encoder, both again for asymmetric search, ONNX for the one that
-    # has it, and one for each head.
-    assert f"snippets {2 * 6 + 2 + 1 + len(HEADS)}" in loaded.stdout
+    # transformers and sentence-transformers for each encoder, asymmetric search, ONNX, and one for each head.
+    assert f"snippets {2 * 6 + 1 + 1 + len(HEADS)}" in loaded.stdout
     outputs = load_file(tmp_path / "outputs.safetensors")
     with torch.no_grad():
         model = transformers.AutoModel.from_pretrained(output).eval()
@@ -215,17 +214,17 @@ def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_pr
         from huggingface_hub import ModelCard
         from sentence_transformers import SentenceTransformer
         texts = ["open the file", "read a list of names"]
-        found = {}
+        vectors = {}
         for name in ("router", "native", "static"):
             model, unit = SentenceTransformer(f"user/{name}", device="cpu"), {"normalize_embeddings": True}
-            found[name] = [model.encode_query(texts, **unit).tolist(), model.encode_document(texts, **unit).tolist()]
-        found["card"] = str(ModelCard.load("user/router"))
-        print("FOUND" + json.dumps(found))
+            vectors[name] = [model.encode_query(texts, **unit).tolist(), model.encode_document(texts, **unit).tolist()]
+        vectors["card"] = str(ModelCard.load("user/router"))
+        print("VECTORS" + json.dumps(vectors))
         """,
         bare=True,
     )
     assert loaded.returncode == 0, loaded.stderr
-    found = json.loads(loaded.stdout.rpartition("FOUND")[2])
+    vectors = json.loads(loaded.stdout.rpartition("VECTORS")[2])
     encoder = GridEncoder.from_pretrained(folder, grid="0x8,0x32,6x16,6x32")
     texts = ["open the file", "read a list of names"]
     ours = encoder.encode(texts, role="query"), encoder.encode(texts, role="document")
@@ -236,9 +235,9 @@ def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_pr
         ("static", 0, "0x8"),
     ):
         torch.testing.assert_close(
-            torch.tensor(found[name][side]), normalize(ours[side].at(Granularity.parse(size))), atol=1e-4, rtol=1e-4
+            torch.tensor(vectors[name][side]), normalize(ours[side].at(Granularity.parse(size))), atol=1e-4, rtol=1e-4
         )
-    assert 'SentenceTransformer("user/router")' in found["card"] and "license: mit" in found["card"]
+    assert 'SentenceTransformer("user/router")' in vectors["card"] and "license: mit" in vectors["card"]
 
 
 @pytest.mark.slow
@@ -259,8 +258,8 @@ def test_every_size_is_a_revision_that_needs_no_code(hub, push, in_process, tmp_
         for name, depth in {depths!r}.items():
             code = {{"trust_remote_code": True, "model_kwargs": {{"output_layer": depth}}}}
             models = SentenceTransformer("user/model", revision=name), SentenceTransformer("user/model", **code)
-            found = [model.encode(["open the file"], normalize_embeddings=True) for model in models]
-            assert abs(found[0] - found[1]).max() < 1e-5, name
+            vectors = [model.encode(["open the file"], normalize_embeddings=True) for model in models]
+            assert abs(vectors[0] - vectors[1]).max() < 1e-5, name
             if depth:
                 model = AutoModel.from_pretrained("user/model", revision=name)
                 assert type(model).__name__ == "BertModel" and len(model.encoder.layer) == depth
@@ -494,11 +493,11 @@ def test_an_adapter_comes_back_on_its_base(adapter, hub, push, in_process):
         card = str(ModelCard.load("user/adapter"))
         examples = re.findall(r"^```python\\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
         for example in examples:
-            found = {}
-            exec(compile(example, "card", "exec"), found)
-            if "small" in found:
+            space = {}
+            exec(compile(example, "card", "exec"), space)
+            if "small" in space:
                 with torch.no_grad():
-                    outputs["small"] = found["small"].eval()(**batch)[0].contiguous()
+                    outputs["small"] = space["small"].eval()(**batch)[0].contiguous()
         print("examples", len(examples))
         save_file(outputs, "outputs.safetensors")
         """,
@@ -530,8 +529,8 @@ def test_a_whole_model_and_an_adapter_replace_each_other(adapter, hub, push):
     line = [adapter / "adapter", "user/model", "--base_model", "user/base"]
     for lines, name in (([line, [adapter / "base", "user/model"]], "config.json"), ([line], "adapter_config.json")):
         assert push(*lines).returncode == 0
-        found = {"config.json", "model.safetensors", "adapter_config.json"} & set(hub.files("user/model"))
-        assert found == ({"config.json", "model.safetensors"} if name == "config.json" else {name})
+        files = {"config.json", "model.safetensors", "adapter_config.json"} & set(hub.files("user/model"))
+        assert files == ({"config.json", "model.safetensors"} if name == "config.json" else {name})
 
 
 @pytest.mark.slow
