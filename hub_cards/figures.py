@@ -69,12 +69,15 @@ def draw_curves(
     cost: str,
     file: Path,
     baselines: Mapping[str, float] | None = None,
-    **options: Any,
+    *,
+    labels: Sequence[tuple[str, float, float]] = (),
+    quality: str = "percent",
+    width: float = 4.4,
 ) -> None:
     """Per title: curve, cost and percent of each point; baselines are horizontal lines. Costs that differ by a factor
-    of 4 or more have a logarithmic axis."""
+    of 4 or more have a logarithmic axis. `labels` are texts at a cost and a percent, about ten of which are shown."""
     colors = require_extra("matplotlib", "publish", "A figure").colormaps["viridis"]
-    figure, drawn = panels_of(panels, 4.4, 3.6, **options)
+    figure, drawn = panels_of(panels, width, 3.8)
     names = list(dict.fromkeys(name for points in panels.values() for name, *_ in points))
     legend = {}
     for axes, points in zip(drawn, panels.values(), strict=True):
@@ -84,11 +87,14 @@ def draw_curves(
             (legend[name],) = axes.plot(*np.reshape(curve, (-1, 2)).T, label=name, markersize=4, **style)
         for place, (name, value) in enumerate((baselines or {}).items()):
             legend[name] = axes.axhline(value, color="black", linestyle=("--", ":", "-.")[place % 3], label=name)
+        for label, x, y in labels[:: -math.ceil(len(labels) / 10) or 1]:
+            axes.annotate(label, (x, y), xytext=(4, -12), textcoords="offset points", fontsize="small")
         costs = [x for _, x, _ in points]
         if max(costs) >= 4 * min(costs) > 0:
             axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel=cost, ylabel="percent")
+        axes.margins(0.08, 0.15)
+        axes.set(xlabel=cost, ylabel=quality)
         axes.grid(alpha=0.3)
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=5, fontsize="small")
     save(figure, file)
@@ -122,29 +128,14 @@ def curves_of(headline: Headline, timed: bool) -> dict[str, list[tuple[str, floa
 def draw_lead(headline: Headline, cost: str, timed: bool, file: Path) -> None:
     """The top of a card: the share kept of the quality of the full size against a cost ([`curves_of`]), and BM25."""
     full, curves = headline.full, curves_of(headline, timed)
-    varied = "size" if "x" in next(iter(curves.values()))[0][0] else "layers" if timed else "dims"
+    first = next(iter(curves.values()))  # it costs the most, so there is room for labels below it
+    varied = "size" if "x" in first[0][0] else "layers" if timed else "dims"
     sides = f" of the queries, documents at all {full.granularity.layer} layers"
     title = f"{headline.metric} by {varied}{sides if headline.asymmetric and timed else ''}"
-    figure, (axes,) = panels_of([title], 6.4, 3.8)
-    for place, (code, points) in enumerate(curves.items()):
-        labels, costs, shares = zip(*points, strict=True)
-        axes.plot(costs, shares, label=code, marker="osD"[place], markersize=5)
-        # The first curve costs the most, so there is room below it. About ten labels stay legible.
-        for at in range(len(points) - 1, -1, -math.ceil(len(points) / 10)) if place == 0 else ():
-            offset: dict[str, Any] = {"xytext": (4, -12), "textcoords": "offset points", "fontsize": "small"}
-            axes.annotate(labels[at], (costs[at], shares[at]), **offset)
-    if headline.bm25 is not None:
-        share = 100 * headline.bm25 / full.quality
-        axes.axhline(share, color="black", linestyle="--", linewidth=1, label="BM25 alone")
-    if len(axes.lines) > 1:
-        axes.legend()
-    if not timed:  # dims double
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-    axes.margins(0.08, 0.15)
-    axes.set(xlabel=cost, ylabel=f"kept, % of {full.granularity}")
-    axes.grid(alpha=0.3)
-    save(figure, file)
+    points = [(code, x, y) for code, curve in curves.items() for _, x, y in curve]
+    bm25 = {} if headline.bm25 is None else {"BM25 alone": 100 * headline.bm25 / full.quality}
+    quality = f"kept, % of {full.granularity}"
+    draw_curves({title: points}, cost, file, bm25, labels=first, quality=quality, width=6.4)
 
 
 def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:

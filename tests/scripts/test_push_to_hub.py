@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import runpy
 import subprocess
 import sys
 import textwrap
@@ -16,14 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-import yaml
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import normalize
 
 from m3bert import modeling as modeling_m3bert
-from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.adapter import Adapter
 from m3bert.hub_cards.metadata import Statements
 from m3bert.hub_cards.publication import Options, prepare
@@ -31,7 +27,6 @@ from m3bert.trainers import Granularity
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
 from tests.elastic_repositories import save_sizes
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
-from tests.static_checkpoints import save_static
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -198,49 +193,6 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
 
 
 @pytest.mark.slow
-def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_process, tmp_path, tiny_tokenizer):
-    folder = tmp_path / "exits"
-    save_static(folder, tiny_tokenizer)
-    lines = [["user/router"], ["user/native", "--granularity", "2x16"], ["user/router", "--license", "mit"]]
-    done = push(*([folder, *line, "--format", "router"] for line in lines), [
-        folder, "user/static", "--format", "static", "--granularity", "0x8"])  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert not any(
-        file.endswith(".py") for name in ("router", "native", "static") for file in hub.files(f"user/{name}")
-    )
-    loaded = in_process(
-        """
-        import json
-        from huggingface_hub import ModelCard
-        from sentence_transformers import SentenceTransformer
-        texts = ["open the file", "read a list of names"]
-        vectors = {}
-        for name in ("router", "native", "static"):
-            model, unit = SentenceTransformer(f"user/{name}", device="cpu"), {"normalize_embeddings": True}
-            vectors[name] = [model.encode_query(texts, **unit).tolist(), model.encode_document(texts, **unit).tolist()]
-        vectors["card"] = str(ModelCard.load("user/router"))
-        print("VECTORS" + json.dumps(vectors))
-        """,
-        bare=True,
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    vectors = json.loads(loaded.stdout.rpartition("VECTORS")[2])
-    encoder = GridEncoder.from_pretrained(folder, grid="0x8,0x32,6x16,6x32")
-    texts = ["open the file", "read a list of names"]
-    ours = encoder.encode(texts, role="query"), encoder.encode(texts, role="document")
-    for name, side, size in (
-        ("router", 0, "0x32"),
-        ("router", 1, "6x32"),
-        ("native", 1, "6x16"),
-        ("static", 0, "0x8"),
-    ):
-        torch.testing.assert_close(
-            torch.tensor(vectors[name][side]), normalize(ours[side].at(Granularity.parse(size))), atol=1e-4, rtol=1e-4
-        )
-    assert 'SentenceTransformer("user/router")' in vectors["card"] and "license: mit" in vectors["card"]
-
-
-@pytest.mark.slow
 def test_every_size_is_a_revision_that_needs_no_code(hub, push, in_process, tmp_path, tiny_tokenizer):
     """Its vectors are those of the elastic model on `main`, which is the source without code."""
     folder, depths = tmp_path / "elastic", {"2-layers": 2, "4-layers": 4, "table": 0, "main": 6}
@@ -324,25 +276,6 @@ def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
     files = set(hub.files("user/model"))
     assert "onnx/model_2x8.onnx" not in files and not any(name.startswith("figures/") for name in files)
     assert {"onnx/model_4x8_quantized.onnx", "onnx/model_4x8_fp16.onnx", "onnx/model_fp16.onnx"} < files
-
-
-@pytest.mark.slow
-def test_results_and_metadata_are_where_leaderboards_read_them(run, hub, push, tmp_path, monkeypatch):
-    """The entries of the Hub's benchmarks go with their results; a file of someone else beside them stays."""
-    pytest.importorskip("mteb")
-    line = [run / "output", "user/ranked", "--results", run / "results.json", "--mteb_meta"]
-    done = push([*line, tmp_path / "dry.py", "--dry_run"], [*line, tmp_path / "model.py"])
-    assert done.returncode == 0 and "Nothing was pushed" in done.stdout
-    assert runpy.run_path(str(tmp_path / "dry.py"))["ranked"].revision is None
-    assert runpy.run_path(str(tmp_path / "model.py"))["ranked"].revision == hub.commits("user/ranked")[0].oid
-    (entry,) = yaml.safe_load(hub.files("user/ranked")[".eval_results/m3bert.yaml"])
-    assert entry["dataset"] == {"id": "mteb/stsbenchmark-sts", "task_id": "STSBenchmark"}
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    api = HfApi(endpoint=hub.url, token=TOKEN)
-    api.upload_file(path_or_fileobj=b"[]", path_in_repo=".eval_results/other.yaml", repo_id="user/ranked")
-    assert push([run / "output", "user/ranked"]).returncode == 0
-    left = {name for name in hub.files("user/ranked") if name.startswith(".eval_results/")}
-    assert left == {".eval_results/other.yaml"}
 
 
 @pytest.mark.slow
