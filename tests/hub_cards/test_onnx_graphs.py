@@ -100,7 +100,7 @@ def test_the_card_has_the_loss_of_each_graph(run):
         "| `onnx/model_quantized.onnx` | 6x32 | int8 | 22.8 | 0.9916 | 0.9848 | 82.01 |",
     ]
     card = str(render_card(CardSource("user/model", Checkpoint(run / "output"), onnx=REPORT)))
-    assert graph_table(REPORT) in card and "256 texts. Measured on 2026-11-22 on a machine, with\nonnx 1.23.2." in card
+    assert graph_table(REPORT) in card and "256 texts. Measured on 2026-11-22 on a machine, with onnx 1.23.2." in card
     assert 'hf_hub_download("user/model", "onnx/model.onnx")' in card and "- onnx\n" in card
     without = str(render_card(CardSource("user/model", Checkpoint(run / "output"))))
     assert "onnxruntime.Inf" not in without and "- onnx\n" not in without
