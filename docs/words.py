@@ -47,7 +47,7 @@ WORDS = {
 }
 # Place (file, text around the word) -> why the word may stand there.
 ALLOWED = {
-    ("hub_cards/template.md", "states"): "lines of Python on the card",
+    ("hub_cards/embed.md", "states"): "lines of Python on the card",
     ("hub_cards/checkpoint.py", "state of the training run"): "a file of the trainer",
     ("trainers/exit_distillation/trainer.py", "state-only maps"): "the name of `--state_only_weight`",
     ("trainers/exit_distillation/teacher_space.py", "state-only maps"): "the name of `state_only_weight`",
@@ -78,7 +78,7 @@ def prose(text: str) -> str:
 def texts(root: Path = ROOT) -> Iterator[tuple[str, int, str]]:
     """Everything that users read: file, first line, text."""
     pages = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
-    for page in [*pages, root / "hub_cards" / "template.md"]:
+    for page in [*pages, *sorted((root / "hub_cards").glob("*.md"))]:
         yield str(page.relative_to(root)), 1, page.read_text(encoding="utf-8")
     for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
         name = str(file.relative_to(root))

@@ -15,7 +15,7 @@ from ..encode.granularity import Grid
 from ..models.settings import MODULES_FILE, EmbeddingSettings, check_weights, hub_id, read_json
 from ..utils import papers
 from ..utils.durable import replace_text
-from .card import TRUST, described, merged_card, training_values
+from .card import TRUST, described, merged_card, training_variables
 from .checkpoint import files_of, head_of
 from .metadata import Statements
 from .training_record import TrainingRecord
@@ -108,16 +108,14 @@ def write_adapter_card(
     """Write the card of an adapter into a folder; see [`export_adapter`]."""
     record, settings = TrainingRecord.find(adapter.folder), EmbeddingSettings.read(adapter.folder)
     grid = Grid.parse(record.grid) if record is not None else None
-    values = training_values(record, said, *([papers.M3BERT] if adapter.elastic else []))
+    values = training_variables(record, said, settings, *([papers.M3BERT] if adapter.elastic else []))
     values |= {
         "adapter": adapter,
         "grid": grid,
         "plain": adapter.embeds and settings.projection is None,  # `AutoModel` returns what precedes a projection
-        "pooling": settings.pooling,
-        "prompts": settings.used_prompts,
         "trust": TRUST if adapter.elastic else "",
         "origin": f"[{adapter.base}](https://huggingface.co/{adapter.base})",
-        "max_length": None,
+        "length": record.settings.get("max_length") if record else None,
     }
     tags = ["sentence-transformers", "feature-extraction"] if adapter.embeds else []
     tags += ["matryoshka"] if grid is not None and len(grid) > 1 else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,9 +95,13 @@ class Checkpoint:
 
     @property
     def _code(self) -> dict[str, bool]:
-        """Exits that were fitted to a source with code of its own are published by who ran it."""
+        """The option that runs the source's code: whoever publishes exits ran it to fit them."""
+        return {"trust_remote_code": True} if self.source_code() else {}
+
+    def source_code(self) -> dict[str, str]:
+        """Auto class -> class in remote code of the source; empty without such code."""
         elastic = read_json(self.folder / "config.json", dict).get("elastic") or {}
-        return {"trust_remote_code": True} if "source_auto_map" in elastic else {}
+        return elastic.get("source_auto_map", {})
 
     @cached_property
     def config(self) -> Any:
@@ -120,19 +125,24 @@ class Checkpoint:
 
     @property
     def is_m3bert(self) -> bool:
-        """Whether it is an m3BERT, which has an architecture of its own."""
+        """Whether it is an m3BERT."""
         return self.config.model_type == modeling_m3bert.M3BertConfig.model_type
 
     @property
     def depths(self) -> Elasticity:
-        """Its exits, paths and static table."""
+        """Exits, paths and static table."""
         return Elasticity.of(self.config)
 
     def source_layers(self, depth: int) -> list[int]:
         """The layers of the source that a depth runs, counted from 1, also where the checkpoint is a size."""
-        own = (getattr(self.config, "elastic", None) or {}).get("source_layers")
+        numbers = (getattr(self.config, "elastic", None) or {}).get("source_layers")
         layers = self.depths.layers_of(depth)
-        return [own[layer - 1] for layer in layers] if own else layers
+        return [numbers[layer - 1] for layer in layers] if numbers else layers
+
+    @property
+    def paths(self) -> list[int]:
+        """Fitted depths that skip layers."""
+        return [depth for depth in self.depths.aligned if self.source_layers(depth) != [*range(1, depth + 1)]]
 
     @cached_property
     def needs_code(self) -> bool:
@@ -166,12 +176,11 @@ class Checkpoint:
     def head(self) -> str:
         """Name of the Auto class that loads the whole model, head included."""
         architecture = (self.config.architectures or ["Model"])[0]
-        found = head_of(architecture)
-        if found is None and (self.folder / MODULES_FILE).is_file():  # an embedding model saved with another head
-            found = "AutoModel"
-        if found is None:
-            raise ValueError(f"{self.folder} holds a {architecture}; legal endings of a class: {', '.join(HEADS)}.")
-        return found
+        if head := head_of(architecture):
+            return head
+        if (self.folder / MODULES_FILE).is_file():  # an embedding model saved with another head
+            return "AutoModel"
+        raise ValueError(f"{self.folder} holds a {architecture}; legal endings of a class: {', '.join(HEADS)}.")
 
     @cached_property
     def record(self) -> TrainingRecord | None:
@@ -252,7 +261,7 @@ class Checkpoint:
 
     @property
     def fitted(self) -> bool:
-        """Whether it owes its smaller depths to a fit, and not to training on record."""
+        """Whether small depths come from a fit, and not from training on record."""
         return bool(self.depths.aligned) and self.record is None
 
     @cached_property
@@ -306,14 +315,14 @@ class Checkpoint:
 
     def code(self) -> dict[str, Path]:
         """Python files that loading runs, in the folder, or in this package where the folder lacks them."""
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         names = sorted(self.encoder_code() | self.quantizer_code())
         for name in names:  # grows by what each file imports
-            if name not in found:
-                own, ours = self.folder / name, PACKAGE / name
-                found[name] = ours if ours.is_file() and not own.is_file() else own
-                names += [f"{module}.py" for module in get_relative_imports(found[name])]
-        return found
+            if name not in files:
+                ours, theirs = PACKAGE / name, self.folder / name
+                files[name] = ours if ours.is_file() and not theirs.is_file() else theirs
+                names += [f"{module}.py" for module in get_relative_imports(files[name])]
+        return files
 
     def other_code(self) -> list[str]:
         """Those of [`~Checkpoint.code`] that are not the files of this package, byte for byte."""
@@ -331,6 +340,13 @@ def sha256_of(file: Path) -> str:
         return file_digest(content, "sha256").hexdigest()
 
 
+def copy_files(source: Path, folder: Path, *patterns: str) -> None:
+    """Copy the files of a folder that match a pattern into another folder."""
+    for pattern in patterns:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+
+
 def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
     """
     The files of a folder that are published: [`PUBLISHED`], those of its modules for sentence-transformers, and
@@ -344,11 +360,11 @@ def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
     for module in modules:
         if module["path"] not in ("", "."):
             names |= {f"{module['path']}/{name}" for name in ("config.json", "model.safetensors")}
-    found = sorted(name for name in names.union(more) if (folder / name).is_file())
-    for name in found:
+    files = sorted(name for name in names.union(more) if (folder / name).is_file())
+    for name in files:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{name} is a link out of {folder}: put the file there, or remove it.")
-    return found
+    return files
 
 
 def head_of(architecture: str) -> str | None:

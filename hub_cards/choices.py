@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..encode.granularity import Granularity
 from ..encode.precisions import bytes_per_vector
 from ..evaluation.results import GridResults
+from .tables import markdown, milliseconds, percent, share
 
 
 METRICS = {"ndcg@10": "nDCG@10", "spearman": "Spearman correlation", "macro_f1": "macro F1"}  # as papers spell them
@@ -36,8 +37,8 @@ def choose_rows(offers: Sequence[Offer], most: int = ROWS) -> list[Offer]:
     """
     The sizes to choose from, the best first: those that keep half of the quality of the full size, which is the
     largest, and that no other one equals or beats in quality, time and bytes. The full size and the fewest layers at
-    all their dims are always among them. While there are more than `most`, that one is left out whose neighbours are
-    nearest to each other in quality.
+    all their dims are always among them. While there are more than `most`, drop the size whose neighbours differ least
+    in quality.
     """
     full, shallow = max(offers), max(o for o in offers if o.granularity.layer == min(offers).granularity.layer)
     order = sorted(offers, key=lambda offer: (-offer.quality, offer.ms, offer.bytes))
@@ -104,6 +105,17 @@ class Headline:
         code = self.full.granularity.code
         offers = [offer for offer in self.offers if offer.granularity.code == code]
         return choose_rows(offers, ROWS - (self.bm25 is not None))
+
+    def table(self, timed: bool) -> str:
+        """One row per size to choose from, and one for BM25: quality, its share of the full size's, time and bytes."""
+        rows, whole, time = [], self.full.quality, ["ms per query"] * timed
+        for row in self.rows:
+            size = f"`{row.granularity}`{'' if row.granularity.layer else ', table look-up'}"
+            costs = [*[milliseconds(row.ms)] * timed, str(row.bytes)]
+            rows.append([size, percent(row.quality), share(row.quality, whole), *costs])
+        if self.bm25 is not None:
+            rows.append(["BM25 alone", percent(self.bm25), share(self.bm25, whole), *[""] * (1 + timed)])
+        return markdown(["size", f"{self.metric}, %", "kept, %", *time, "bytes per vector"], rows)
 
     @property
     def advised(self) -> Offer | None:

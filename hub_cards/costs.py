@@ -12,11 +12,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from ..encode.granularity import Granularity
-from ..encode.precisions import FLOAT
+from ..encode.granularity import Granularity, Grid
+from ..encode.precisions import FLOAT, bytes_per_vector
 from ..encode.states import max_positions
+from ..evaluation.results import Latency
 from ..modeling.configuration_elastic import Elasticity, cut_config
 from ..modeling.modeling_elastic import Exit, static_vectors
+from .tables import markdown, milliseconds
 
 
 CODES_SHOWN = (FLOAT, "int8", "binary")  # whose bytes a card lists, measured or not
@@ -60,21 +62,44 @@ def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity
     return {g: _cost(config, modules(g.layer), g) for g in granularities}
 
 
+def depth_table(config: Any, grid: Grid, latency: Latency | None) -> str:
+    """One row per depth of a grid, at its most dims: parameters, operations, and ms to encode in each runtime."""
+    runtimes, rows = {}, []
+    if latency is not None:
+        runtimes = {"": latency.encode_ms, **{f", {name}": times for name, times in latency.engine_ms.items()}}
+    for size, cost in costs(config, [Granularity(layer, grid.dims_of(layer)[-1]) for layer in grid.layers]).items():
+        numbers = f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_per_token / 1e6:.1f}"
+        times = [milliseconds(encode.get(str(size.layer)), 2) for encode in runtimes.values()]
+        rows.append([str(size.layer), *numbers, *times])
+    header = ["layers", "parameters", "without embeddings", "million operations per token"]
+    return markdown([*header, *(f"ms to encode{name}" for name in runtimes)], rows)
+
+
+def dim_table(grid: Grid, latency: Latency | None) -> str:
+    """One row per number of dims of a grid: ms to search, and bytes per vector in each precision."""
+    searches, rows = [latency.search_ms] if latency else [], []
+    for dim in grid.dims:
+        times = [milliseconds(search.get(str(dim)), 2) for search in searches]
+        rows.append([str(dim), *times, *(str(bytes_per_vector(code, dim)) for code in CODES_SHOWN)])
+    header = ["dims", *["ms to search"] * len(searches), *(f"bytes per vector, {code}" for code in CODES_SHOWN)]
+    return markdown(header, rows)
+
+
 def _modules(config: Any, layers: int) -> nn.ModuleDict:
     """The encoder up to a layer, its exit, and the static table that it reads, without weights."""
     spec, width, modules = Elasticity.of(config), config.hidden_size, nn.ModuleDict()
-    shallow, own_code = copy.deepcopy(config), (getattr(config, "elastic", None) or {}).get("source_auto_map")
+    shallow, code = copy.deepcopy(config), (getattr(config, "elastic", None) or {}).get("source_auto_map")
     cut_config(shallow, layers)
     shallow.elastic = None
-    if own_code:
-        shallow.auto_map = own_code
+    if code:
+        shallow.auto_map = code
     for name in ("output_layer", "output_dim"):  # any granularity can be counted, trained or not
         if hasattr(shallow, name):
             setattr(shallow, name, None)
     with torch.device("meta"):
         if layers:
             # Eager attention consists of matrix products, which the counter knows on every device.
-            loading = {"attn_implementation": "eager", "trust_remote_code": bool(own_code)}
+            loading = {"attn_implementation": "eager", "trust_remote_code": bool(code)}
             modules["model"] = AutoModel.from_config(shallow, **loading).eval()
         if layers in spec.table:
             modules["table"] = nn.Embedding(config.vocab_size, width)

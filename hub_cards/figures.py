@@ -69,26 +69,32 @@ def draw_curves(
     cost: str,
     file: Path,
     baselines: Mapping[str, float] | None = None,
-    **options: Any,
+    *,
+    labels: Sequence[tuple[str, float, float]] = (),
+    quality: str = "percent",
+    width: float = 4.4,
 ) -> None:
     """Per title: curve, cost and percent of each point; baselines are horizontal lines. Costs that differ by a factor
-    of 4 or more have a logarithmic axis."""
+    of 4 or more have a logarithmic axis. `labels` are texts at a cost and a percent, about ten of which are shown."""
     colors = require_extra("matplotlib", "publish", "A figure").colormaps["viridis"]
-    figure, drawn = panels_of(panels, 4.4, 3.6, **options)
+    figure, drawn = panels_of(panels, width, 3.8)
     names = list(dict.fromkeys(name for points in panels.values() for name, *_ in points))
     legend = {}
     for axes, points in zip(drawn, panels.values(), strict=True):
         for place, name in enumerate(names):
-            own = sorted(point for curve, *point in points if curve == name)
+            curve = sorted(point for label, *point in points if label == name)
             style = {"color": colors(0.85 * place / max(1, len(names) - 1)), "marker": "osDv^<>XP*"[place % 10]}
-            (legend[name],) = axes.plot([x for x, _ in own], [y for _, y in own], label=name, markersize=4, **style)
+            (legend[name],) = axes.plot(*np.reshape(curve, (-1, 2)).T, label=name, markersize=4, **style)
         for place, (name, value) in enumerate((baselines or {}).items()):
             legend[name] = axes.axhline(value, color="black", linestyle=("--", ":", "-.")[place % 3], label=name)
+        for label, x, y in labels[:: -math.ceil(len(labels) / 10) or 1]:
+            axes.annotate(label, (x, y), xytext=(4, -12), textcoords="offset points", fontsize="small")
         costs = [x for _, x, _ in points]
         if max(costs) >= 4 * min(costs) > 0:
             axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel=cost, ylabel="percent")
+        axes.margins(0.08, 0.15)
+        axes.set(xlabel=cost, ylabel=quality)
         axes.grid(alpha=0.3)
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=5, fontsize="small")
     save(figure, file)
@@ -122,29 +128,14 @@ def curves_of(headline: Headline, timed: bool) -> dict[str, list[tuple[str, floa
 def draw_lead(headline: Headline, cost: str, timed: bool, file: Path) -> None:
     """The top of a card: the share kept of the quality of the full size against a cost ([`curves_of`]), and BM25."""
     full, curves = headline.full, curves_of(headline, timed)
-    varied = "size" if "x" in next(iter(curves.values()))[0][0] else "layers" if timed else "dims"
+    first = next(iter(curves.values()))  # it costs the most, so there is room for labels below it
+    varied = "size" if "x" in first[0][0] else "layers" if timed else "dims"
     sides = f" of the queries, documents at all {full.granularity.layer} layers"
     title = f"{headline.metric} by {varied}{sides if headline.asymmetric and timed else ''}"
-    figure, (axes,) = panels_of([title], 6.4, 3.8)
-    for place, (code, points) in enumerate(curves.items()):
-        labels, costs, kept = zip(*points, strict=True)
-        axes.plot(costs, kept, label=code, marker="osD"[place], markersize=5)
-        # The first curve costs the most, so there is room below it. About ten labels stay legible.
-        for at in range(len(points) - 1, -1, -math.ceil(len(points) / 10)) if place == 0 else ():
-            offset: dict[str, Any] = {"xytext": (4, -12), "textcoords": "offset points", "fontsize": "small"}
-            axes.annotate(labels[at], (costs[at], kept[at]), **offset)
-    if headline.bm25 is not None:
-        share = 100 * headline.bm25 / full.quality
-        axes.axhline(share, color="black", linestyle="--", linewidth=1, label="BM25 alone")
-    if len(axes.lines) > 1:
-        axes.legend()
-    if not timed:  # dims double
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-    axes.margins(0.08, 0.15)
-    axes.set(xlabel=cost, ylabel=f"kept, % of {full.granularity}")
-    axes.grid(alpha=0.3)
-    save(figure, file)
+    points = [(code, x, y) for code, curve in curves.items() for _, x, y in curve]
+    bm25 = {} if headline.bm25 is None else {"BM25 alone": 100 * headline.bm25 / full.quality}
+    quality = f"kept, % of {full.granularity}"
+    draw_curves({title: points}, cost, file, bm25, labels=first, quality=quality, width=6.4)
 
 
 def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
@@ -183,28 +174,27 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
     save(figure, file)
 
 
-def draw_all(results: GridResults, folder: Path) -> list[Path]:
-    """Draw every figure that there is data for, as PNG files in a folder; returns the files."""
-    files: list[Path] = []
+def draw_all(results: GridResults, folder: Path) -> dict[Path, str]:
+    """Draw every figure that there is data for, as PNG files in a folder. Returns file -> title."""
+    files: dict[Path, str] = {}
 
-    def file(name: str) -> Path:
-        files.append(folder / f"{name}.png")
-        return files[-1]
+    def file(name: str, title: str) -> Path:
+        files[path := folder / f"{name}.png"] = title
+        return path
 
-    headline, latency = Headline.of(results), results.latency
+    headline, latency, grid = Headline.of(results), results.latency, results.granularities
     if headline is not None and latency is not None and curves_of(headline, timed=True):
         cost = f"ms per query, searching {latency.documents:,} vectors"
-        draw_lead(headline, cost, True, file(LEADS[0]))
+        draw_lead(headline, cost, True, file(LEADS[0], "quality against milliseconds per query"))
     if headline is not None and curves_of(headline, timed=False):
-        draw_lead(headline, "bytes per vector", False, file(LEADS[1]))
+        draw_lead(headline, "bytes per vector", False, file(LEADS[1], "quality against bytes per vector"))
     if sizes_in(results):
-        for task_type in results.judged_task_types():
-            draw_heat_map(results, task_type, file(f"heat_map_{task_type}"))
+        for kind in results.judged_task_types():
+            draw_heat_map(results, kind, file(f"heat_map_{kind}", f"{title_of(kind)} by layer and dim"))
     if results.asymmetric_searches:
-        draw_asymmetric_searches(results, file("asymmetric_search"))
-    grid = results.granularities
+        title = "search with queries and documents at different layers"
+        draw_asymmetric_searches(results, file("asymmetric_search", title))
     for task, spectra in results.variances.items():
-        layer = grid.layers[-1]
-        title = f"layer {layer}, texts of {task}"
-        draw_variances(spectra[str(layer)], grid.dims_of(layer), title, file(f"variances_{task}"))
+        layer, path = grid.layers[-1], file(f"variances_{task}", "variance of each dim over texts")
+        draw_variances(spectra[str(layer)], grid.dims_of(layer), f"layer {layer}, texts of {task}", path)
     return files

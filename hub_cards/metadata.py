@@ -59,13 +59,13 @@ def evaluations(results: GridResults) -> list[EvalResult]:
     One result per task and size in float32: the main metric as measured, not in percent. Other precisions are left
     out, because readers of the metadata would take their scores for those of the model.
     """
-    found = []
+    entries = []
     for score in results.scores:
         mteb, g = results.settings.get("mteb", {}).get(score.task), Granularity.parse(score.granularity)
         if not score.main or g.code != FLOAT or (mteb is None and score.task_type not in TASK_TYPES):
             continue
         hub = TASKS[score.task].hub if score.task in TASKS else None
-        found.append(
+        entries.append(
             EvalResult(
                 task_type=mteb["type"] if mteb else TASK_TYPES[score.task_type],  # the Hub's pages read MTEB's types
                 task_name=title_of(score.task_type) if mteb else score.task_type.replace("_", " "),
@@ -80,10 +80,10 @@ def evaluations(results: GridResults) -> list[EvalResult]:
                 metric_args={"layer": g.layer, "dim": g.dim},
             )
         )
-    return found
+    return entries
 
 
-def kept(metadata: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+def with_edits(metadata: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """New metadata, with what a person added to the old: keys without a new value, and tags."""
     theirs = {key: value for key, value in old.items() if key not in GENERATED}
     their_tags = [tag for tag in old.get("tags") or [] if tag not in OWN_TAGS]

@@ -6,6 +6,8 @@ layers. Any server that knows this class loads it, without remote code.
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import shutil
 from dataclasses import replace
@@ -23,7 +25,7 @@ from ..encode.states import shared_layers
 from ..modeling.files_elastic import CODE_FILES
 from ..models.auto import load_model
 from ..models.native import convert_to_native, output_map, without_native
-from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
+from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint, copy_files
 from .static_export import name_of, write_readme
 
 
@@ -34,7 +36,7 @@ SERVED_TYPES = (
     *("nomic_bert", "qwen2", "qwen3", "gemma3_text", "mistral", "llama"),
 )
 SERVED = "text-embeddings-inference"
-TEXT = """A plain `{architecture}` with layers {layers} of {name}, and no code of its own. Its vectors have {dim} dims.
+TEXT = """A plain `{architecture}` with layers {layers} of {name}. Its vectors have {dim} dims.
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -64,11 +66,10 @@ def export_native(
     Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both, except at depths
     that read the static table.
 
-    The folder holds the encoder, the tokenizer, and for an embedding model the modules of sentence-transformers:
-    pooling, prompts, normalisation, and a Dense module with the exit, the output dim and the projection, where there
-    are any. It also holds the quantizer, if there is one that fits the granularity; that is loaded with remote code.
-    The config says under `exported_from` which granularity of which weights it is. A depth that reads the static table
-    is exported with the map of its hidden state alone ([`state_only`]), which gives other embeddings.
+    The folder holds the encoder, the tokenizer, for an embedding model the modules of sentence-transformers (exit,
+    output dim and projection as one Dense module), and a quantizer that fits the granularity. The config says under
+    `exported_from` which granularity of which weights it is. A depth that reads the static table is exported with the
+    map of its hidden state alone ([`state_only`]).
 
     Args:
         checkpoint ([`Checkpoint`]): A post-norm m3BERT, or an elastic repository of another encoder.
@@ -76,9 +77,6 @@ def export_native(
         granularity ([`Granularity`], *optional*): The granularity to export. Default: the full size.
         model_type (`str`, *optional*): Model type to export an m3BERT to; see [`convert_to_native`].
         encoder_only (`bool`, *optional*, defaults to `False`): Leave out the head.
-
-    Returns:
-        [`Checkpoint`]: the exported model.
 
     Raises:
         ValueError: if the checkpoint is not elastic, has no native equivalent, or lacks the granularity.
@@ -91,32 +89,29 @@ def export_native(
         projection.validate_grid(Grid((size,)), config)
     head = AutoModel if encoder_only else getattr(transformers, checkpoint.head)
     width = size.dim if projection is None else config.hidden_size
-    loaded = load_model(checkpoint.folder, head, output_layer=size.layer, output_dim=width)
-    embeds = loaded is loaded.base_model
+    model = load_model(checkpoint.folder, head, output_layer=size.layer, output_dim=width)
+    embeds = model is model.base_model
     if checkpoint.is_m3bert:
-        native, found = convert_to_native(loaded, model_type), output_map(loaded) if embeds else None
+        native, to_output = convert_to_native(model, model_type), output_map(model) if embeds else None
     else:
-        native, found = native_of(loaded, size.layer, width)
+        native, to_output = native_of(model, head, size.layer, width), map_of(model.base_model, size.layer, width)
     native.config.exported_from = checkpoint.origin_of(size)
     if state_only(checkpoint, size.layer):
         native.config.exported_from["state_only"] = True
     native.save_pretrained(folder)
-    own_code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {*CODE_FILES}
-    for pattern in (*TOKENIZER_FILES, *LICENSES, *own_code):
-        for file in checkpoint.folder.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+    code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {*CODE_FILES}
+    copy_files(checkpoint.folder, folder, *TOKENIZER_FILES, *LICENSES, *code)
     if not checkpoint.is_m3bert:
-        require_equal(native, folder, head)
+        require_equal(model, folder, head)
     if embeds:
-        dense = dense_of(found, projection, size.dim, config.hidden_size)
+        dense = dense_of(to_output, projection, size.dim, config.hidden_size)
         settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
         settings.write(folder, width=native.config.hidden_size)
         describe_native(checkpoint, folder, size, native.config, has_dense=dense is not None)
     if checkpoint.record is not None:
-        lost = lost_layers(checkpoint, size)
-        kept = [g for g in Grid.parse(checkpoint.record.grid) if g.layer not in lost]
-        kept = [g for g in kept if g.layer <= size.layer and g.dim <= size.dim]
-        replace(checkpoint.record, grid=str(Grid(tuple(kept) or (size,)))).save(folder)
+        lost, trained = lost_layers(checkpoint, size), Grid.parse(checkpoint.record.grid)
+        left = tuple(g for g in trained if g.layer not in lost and g.layer <= size.layer and g.dim <= size.dim)
+        replace(checkpoint.record, grid=str(Grid(left or (size,)))).save(folder)
     copy_quantizer(checkpoint, folder, size)
     return Checkpoint(folder)
 
@@ -136,42 +131,44 @@ def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, con
     write_readme(folder, f"{size.layer} of {checkpoint.full.layer} layers", text, (kind, *served))
 
 
-def native_of(model: Any, layer: int, dim: int) -> tuple[Any, AffineMap | None]:
-    """The native model inside an elastic one that was loaded at a size, and the map from its hidden state to the
-    embedding; `None` if they are the same. The elastic model is used up."""
-    encoder = model.base_model
+def native_of(model: Any, auto_class: Any, layer: int, dim: int) -> Any:
+    """The native model with the weights of an elastic one that was loaded at a size."""
     if layer == 0:
         raise ValueError("Depth 0 is a static table, not an encoder: export it with `m3bert export --format static`.")
-    config, exits = encoder.config, encoder.elastic.exits
-    found: AffineMap | None = None
-    if str(layer) in exits:
-        tensors = exits[str(layer)].state_dict()
-        found = tensors["weight"][:dim], tensors["bias"][:dim]
-    elif dim < config.hidden_size:
-        found = torch.eye(dim, config.hidden_size), None
-    own_code = (config.elastic or {}).get("source_auto_map")
-    del encoder.elastic
-    for part in {id(each): each for each in (model, encoder)}.values():
-        part.__class__, _ = part.made_of
-        for name in ("elastic", "auto_map", "output_layer", "output_dim", "matryoshka_layers", "matryoshka_dims"):
-            part.config.__dict__.pop(name, None)
-    if own_code:
-        config.auto_map = own_code
+    config = copy.deepcopy(model.config)
+    source_code = (config.elastic or {}).get("source_auto_map")
+    for name in ("elastic", "auto_map", "output_layer", "output_dim", "matryoshka_layers", "matryoshka_dims"):
+        config.__dict__.pop(name, None)
+    if source_code:
+        config.auto_map = source_code
     if served := getattr(config, "matryoshka_dimensions", None):  # dims that servers accept requests for
-        config.matryoshka_dimensions = [its for its in served if its <= dim]
-    return model, found
+        config.matryoshka_dimensions = [size for size in served if size <= dim]
+    native = auto_class.from_config(config, trust_remote_code=bool(source_code)).to(model.dtype)
+    weights = model.state_dict()
+    native.load_state_dict({name: weights[name] for name in native.state_dict()})
+    return native
+
+
+def map_of(encoder: Any, layer: int, dim: int) -> AffineMap | None:
+    """The map from the hidden state of an elastic encoder at a depth to its embedding; `None` if they are the same."""
+    if str(layer) in encoder.elastic.exits:
+        tensors = encoder.elastic.exits[str(layer)].state_dict()
+        return tensors["weight"][:dim], tensors["bias"][:dim]
+    width = encoder.config.hidden_size
+    return (torch.eye(dim, width), None) if dim < width else None
 
 
 @torch.no_grad()
 def require_equal(model: Any, folder: Path, auto_class: Any) -> None:
-    """Raise a ValueError if a native model in a folder gives other hidden states than the one that was saved there: a
-    few encoders read the number of a layer, which changes in a path."""
+    """Raise a ValueError if the native model in a folder gives other hidden states than the elastic one that it was
+    made from: a few encoders read the number of a layer, which changes in a path."""
     ids = torch.arange(min(model.config.vocab_size, 16))[None]
-    again = auto_class.from_pretrained(folder, trust_remote_code=hasattr(model.config, "auto_map"))
-    states = [each.eval().base_model(input_ids=ids)[0] for each in (model, again)]
-    if not torch.equal(*states):
+    code = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map")
+    native = auto_class.from_pretrained(folder, trust_remote_code=bool(code)).eval()
+    expected = model.eval().base_model(input_ids=ids, before_exit=True)[0]
+    if not torch.equal(native.base_model(input_ids=ids)[0], expected):
         raise ValueError(
-            f"These layers of {type(model).__name__} give other vectors when they are loaded without our code: load "
+            f"These layers of {type(native).__name__} give other vectors when they are loaded without our code: load "
             "the elastic repository with trust_remote_code, or export it to ONNX."
         )
 
@@ -184,24 +181,23 @@ def copy_quantizer(checkpoint: Checkpoint, folder: Path, size: Granularity) -> N
         logger.warning(f"The quantizer is left out: {misfit}.")
         return
     (folder / QUANTIZER_FOLDER).mkdir(parents=True, exist_ok=True)
-    for name in (f"{QUANTIZER_FOLDER}/config.json", f"{QUANTIZER_FOLDER}/model.safetensors"):
-        shutil.copyfile(checkpoint.folder / name, folder / name)
+    copy_files(checkpoint.folder / QUANTIZER_FOLDER, folder / QUANTIZER_FOLDER, "config.json", "model.safetensors")
     for name in checkpoint.quantizer_code():
         shutil.copyfile(checkpoint.code()[name], folder / name)
 
 
-def dense_of(found: AffineMap | None, projection: Projection | None, dim: int, width: int) -> Projection | None:
-    """The map from the pooled hidden state of a native encoder to the embedding: `found`, which gives the output of
-    the elastic encoder, then the projection of its checkpoint. `None` if the hidden state is the embedding."""
-    if found is None and projection is None:
+def dense_of(to_output: AffineMap | None, projection: Projection | None, dim: int, width: int) -> Projection | None:
+    """The map from the pooled hidden state of a native encoder to the embedding: `to_output`, which gives the output
+    of the elastic encoder, then the projection of its checkpoint. `None` if the hidden state is the embedding."""
+    if to_output is None and projection is None:
         return None
-    weight, bias = found or (torch.eye(width), None)
+    weight, bias = to_output or (torch.eye(width), None)
     weight, bias = weight.float(), None if bias is None else bias.float()
     if projection is not None:
-        outer, own = projection.weight.detach()[:dim], projection.bias
+        outer, shift = projection.weight.detach()[:dim], projection.bias
         bias = None if bias is None else outer @ bias
-        if own is not None:
-            bias = own.detach()[:dim] + (0 if bias is None else bias)
+        if shift is not None:
+            bias = shift.detach()[:dim] + (0 if bias is None else bias)
         weight = outer @ weight
     dense = Projection(width, len(weight), bias=bias is not None)
     dense.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))

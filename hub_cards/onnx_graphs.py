@@ -205,8 +205,8 @@ def measure(
         scores = {}
         for name, evaluator in evaluators.items():
             parts = {
-                part: embed_all(session, encoder, own, evaluator.read_as(evaluator.role(part), encoder))
-                for part, own in evaluator.texts.items()
+                part: embed_all(session, encoder, read, evaluator.read_as(evaluator.role(part), encoder))
+                for part, read in evaluator.texts.items()
             }
             scores[name] = round(evaluator.score(parts)[evaluator.main_metric], 6)
         path = file.relative_to(file.parent.parent).as_posix()

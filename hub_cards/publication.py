@@ -35,7 +35,6 @@ from .onnx_graphs import GraphReport, write_graphs
 from .router_export import export_router
 from .sizes import choose_sizes
 from .static_export import export_static
-from .tables import title_of
 from .upload import CARD, RESULTS, Publication, published_card, sizes_of
 
 
@@ -66,6 +65,8 @@ class Options:
         onnx_fp16 (`bool`, *optional*, defaults to `False`): Export each ONNX graph also in float16.
         data (`Path`, *optional*): Folder of local data sets. If STS-B is there, ONNX graphs are scored on it.
         own_code (`bool`, *optional*, defaults to `False`): Publish Python files that differ from this package's.
+        sizes (`tuple[str, ...]`, *optional*): Sizes to publish as branches beside the elastic repository; see
+            [`choose_sizes`].
     """
 
     granularity: Granularity | None = None
@@ -77,12 +78,15 @@ class Options:
     onnx_fp16: bool = False
     data: Path | None = None
     own_code: bool = False
+    sizes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r} is unknown; legal values: {', '.join(FORMATS)}.")
         if (self.quantize and self.format != "elastic") or (self.onnx and self.standalone):
             raise ValueError(f"quantize and onnx do not apply to format={self.format!r}.")
+        if self.sizes and (self.granularity is not None or self.format != "elastic"):
+            raise ValueError("sizes are those of a whole elastic repository: omit granularity and format.")
 
     @property
     def standalone(self) -> bool:
@@ -101,7 +105,8 @@ def prepare(
 ) -> Publication:
     """
     Lay out the files to upload: weights in safetensors, the code that loads them, tokenizer, modules of
-    sentence-transformers, ONNX graphs, results, figures, and the card.
+    sentence-transformers, ONNX graphs, results, figures, and the card. The files of each size of `options` are in a
+    folder beside `folder`, which has the size's name.
 
     Args:
         source ([`Checkpoint`] or [`Adapter`]): What to publish. An adapter is published as it is.
@@ -121,12 +126,12 @@ def prepare(
         ValueError: if the results belong to other weights or settings, the options do not apply, a file is a link
             out of the folder or holds a token, a Python file differs from this package's, or an extra is missing.
     """
-    options = options or Options()
+    options, branches = options or Options(), {}
     if isinstance(source, Adapter):
         if results is not None or replace(options, statements=Statements(), data=None) != Options():
             raise ValueError(
                 f"{source.folder} holds only an adapter, which is published as it is: for results, granularity, "
-                "format, quantize and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
+                "format, sizes, quantize and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
             )
         export_adapter(source, folder, repo_id, options.statements, previous)
     elif options.standalone:
@@ -134,9 +139,15 @@ def prepare(
             raise ValueError(f"The results are scores of the encoder: omit them for format={options.format!r}.")
         _lay_out_export(source, folder, repo_id, options, options.granularity, previous)
     else:
-        _lay_out_encoder(source, folder, repo_id, options, results, previous)
-    _refuse_tokens(folder, token)
-    return Publication(folder, repo_id, sorted(sizes_of(source.folder).keys() - sizes_of(folder).keys()))
+        sizes = choose_sizes(source, options.sizes) if options.sizes else {}
+        _lay_out_encoder(source, folder, repo_id, options, results, previous, [*sizes])
+        for name, size in sizes.items():
+            branches[name] = folder.with_name(name)
+            _lay_out_export(source, branches[name], repo_id, options, size, branch=name)
+    for written in (folder, *branches.values()):
+        _refuse_tokens(written, token)
+    left_out = sorted(sizes_of(source.folder).keys() - sizes_of(folder).keys())
+    return Publication(folder, repo_id, left_out, branches)
 
 
 def _lay_out_encoder(
@@ -146,30 +157,16 @@ def _lay_out_encoder(
     options: Options,
     results: GridResults | None,
     previous: str | None,
+    branches: Sequence[str],
 ) -> None:
     """Lay out a model with an encoder at its root, with its card."""
-    is_native, full = options.format == "native", options.granularity or checkpoint.full
+    size, is_native = options.granularity or checkpoint.full, options.format == "native"
     is_part = options.granularity is not None or is_native
-    loses_quantizer = is_part and checkpoint.quantizer_misfit(full) is not None
+    loses_quantizer = is_part and checkpoint.quantizer_misfit(size) is not None
     if options.onnx and (options.quantize or checkpoint.quantized):
         raise ValueError("onnx needs weights in full precision: publish without quantize.")
-    if results is not None and options.quantize:
-        raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
-    if results is not None and is_native and state_only(checkpoint, full.layer):
-        logger.warning(
-            f"The scores of depth {full.layer} are left out: they are of an exit that reads the static table, which a "
-            "native export lacks. Evaluate the folder of `m3bert export --format native`."
-        )
-        results = None
     if results is not None:
-        lost: set[int] = set()  # layers that the published model does not have
-        if is_native:
-            lost = lost_layers(checkpoint, full)
-        elif full.layer < checkpoint.full.layer:
-            lost = {*checkpoint.depths.aligned} - {full.layer}
-        results = results_of(checkpoint, results, repo_id).within(full, lost)
-        if loses_quantizer:
-            results = results.only(g for g in results.granularities if not PRECISIONS[g.code].learned)
+        results = _results_that_hold(checkpoint, results, repo_id, options, loses_quantizer)
     if is_native:
         export_native(checkpoint, folder, options.granularity)
     else:
@@ -186,10 +183,35 @@ def _lay_out_encoder(
             f"{', '.join(other)} in {checkpoint.folder} differs from the code of this package: remove it to publish "
             "the package's, or read it and pass own_code (--own_code)."
         )
-    if previous is None and (checkpoint.folder / CARD).is_file():
-        previous = (checkpoint.folder / CARD).read_text(encoding="utf-8")
-    cut = f"{full} of {checkpoint.full}" if is_part else None
-    describe(Checkpoint(folder), repo_id, options, results, previous, cut)
+    if previous is None:
+        previous = card_in(checkpoint.folder)
+    cut = f"{size} of {checkpoint.full}" if is_part else None
+    describe(Checkpoint(folder), repo_id, options, results, previous, cut, branches)
+
+
+def _results_that_hold(
+    checkpoint: Checkpoint, results: GridResults, repo_id: str, options: Options, loses_quantizer: bool
+) -> GridResults | None:
+    """The scores of a checkpoint that are also those of the published model; `None` if none are. Raises a ValueError
+    if the results belong to other weights or settings."""
+    size, is_native = options.granularity or checkpoint.full, options.format == "native"
+    if options.quantize:
+        raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
+    if is_native and state_only(checkpoint, size.layer):
+        logger.warning(
+            f"The scores of depth {size.layer} are left out: they are of an exit that reads the static table, which a "
+            "native export lacks. Evaluate the folder of `m3bert export --format native`."
+        )
+        return None
+    lost: set[int] = set()  # layers that the published model does not have
+    if is_native:
+        lost = lost_layers(checkpoint, size)
+    elif size.layer < checkpoint.full.layer:
+        lost = {*checkpoint.depths.aligned} - {size.layer}
+    results = results_of(checkpoint, results, repo_id).within(size, lost)
+    if loses_quantizer:
+        results = results.only(g for g in results.granularities if not PRECISIONS[g.code].learned)
+    return results
 
 
 def _rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
@@ -286,23 +308,23 @@ def describe(
     results: GridResults | None = None,
     previous: str | None = None,
     cut: str | None = None,
+    branches: Sequence[str] = (),
 ) -> None:
     """Write results, figures, ONNX graphs and the card into the folder of a checkpoint in its published form. `cut` is
-    which part of which size it is (`"4x64 of 12x768"`); then the results may be those of the larger checkpoint."""
-    folder = checkpoint.folder
-    figures: dict[str, str] = {}
+    which part of which size it is (`"4x64 of 12x768"`); then the results may be those of the larger checkpoint.
+    `branches` of the repository hold one size each."""
+    folder, figures = checkpoint.folder, {}
     if results is not None:
         results = results.within(checkpoint.full)
         if cut is not None:  # a cut model has other weights than the one that was scored, and the same scores
             results.weights = checkpoint.weights_fingerprint
-            own = {name: checkpoint.identity[name] for name in ("config", "tokenizer")}
-            results.settings = {**results.settings, **own}
+            results.settings = {**results.settings, **{n: checkpoint.identity[n] for n in ("config", "tokenizer")}}
         results.save(folder / RESULTS)
         write_eval_results(folder, eval_results(results, checkpoint.full, repo_id))
         drawn = draw_all(results, folder / FIGURES)
-        figures = {f"{FIGURES}/{file.name}": caption(file.stem) for file in drawn}
+        figures = {f"{FIGURES}/{file.name}": title for file, title in drawn.items()}
     graphs = _write_graphs(checkpoint, options.onnx, options) if options.onnx else None
-    content = CardSource(repo_id, checkpoint, results, options.statements, figures, graphs, cut)
+    content = CardSource(repo_id, checkpoint, results, options.statements, figures, graphs, cut, branches)
     replace_text(folder / CARD, str(render_card(content, previous)))
 
 
@@ -328,8 +350,8 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
                     f"The results were measured with {name}={used!r}; the checkpoint is published with {known!r}."
                 )
     learned = [code for code in results.granularities.codes if PRECISIONS[code].learned]
-    own = checkpoint.quantizer.fingerprint if learned and checkpoint.quantizer is not None else None
-    if learned and results.settings.get("quantizer") != own:
+    fingerprint = checkpoint.quantizer.fingerprint if learned and checkpoint.quantizer is not None else None
+    if learned and results.settings.get("quantizer") != fingerprint:
         raise ValueError(
             f"The results have scores of {', '.join(learned)} by another quantizer than that of {checkpoint.folder}: "
             "evaluate the checkpoint again."
@@ -337,17 +359,9 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
     return replace(results, model=repo_id)
 
 
-def caption(stem: str) -> str:
-    """The title of a figure, from the name of its file."""
-    if stem.startswith("heat_map_"):
-        return f"{title_of(stem.removeprefix('heat_map_'))} by layer and dim"
-    titles = {
-        "variances": "variance of each dim over texts",
-        "quality_and_latency": "quality against milliseconds per query",
-        "quality_and_bytes": "quality against bytes per vector",
-        "asymmetric_search": "search with queries and documents at different layers",
-    }
-    return next(title for start, title in titles.items() if stem.startswith(start))
+def card_in(folder: Path) -> str | None:
+    """The card in a folder, if there is one."""
+    return (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else None
 
 
 @contextmanager
@@ -357,7 +371,6 @@ def laid_out(
     options: Options | None = None,
     results: GridResults | None = None,
     *,
-    sizes: Sequence[str] = (),
     revision: str | None = None,
     token: str | None = None,
     dry_run: bool = False,
@@ -366,15 +379,13 @@ def laid_out(
     [`prepare`] the checkpoint or the adapter in the folder `source`, in a temporary folder that is removed when the
     context ends. The arguments are those of [`prepare`] and [`~Publication.upload`]. Default `results`: those in
     `source`, if they belong to these weights. Edits of the card on the Hub are kept, or else those of the card in
-    `source`. `sizes` are those of [`choose_sizes`] that become branches, with READMEs of their own. With `dry_run`,
-    nothing will be uploaded, so that a Hub that cannot be reached is no error.
+    `source`. With `dry_run`, nothing will be uploaded, so that a Hub that cannot be reached is no error.
 
     Yields:
         [`Publication`]
 
     Raises:
-        ValueError: as [`prepare`] and [`choose_sizes`], if `repo_id` has no owner, or if there are `sizes` and a
-            granularity, another format or an adapter.
+        ValueError: as [`prepare`] and [`choose_sizes`], or if `repo_id` has no owner.
         OSError: if the card on the Hub cannot be read.
     """
     options = options or Options()
@@ -382,31 +393,22 @@ def laid_out(
     if "/" not in repo_id:
         raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
     given = Adapter(source, options.statements.base_model) if is_adapter(source) else Checkpoint(source)
-    chosen: dict[str, Granularity] = {}
-    if sizes:
-        if isinstance(given, Adapter) or options.granularity is not None or options.format != "elastic":
-            raise ValueError("--sizes are those of a whole elastic repository: omit granularity and format.")
-        chosen = choose_sizes(given, sizes)
-    own = (source / RESULTS).is_file() and not options.quantize and not options.standalone
-    if results is None and isinstance(given, Checkpoint) and own:
-        found = GridResults.load(source / RESULTS)
-        results = found if found.weights == given.weights_fingerprint else None
+    scores_hold = not options.quantize and not options.standalone and (source / RESULTS).is_file()
+    if results is None and isinstance(given, Checkpoint) and scores_hold:
+        results = GridResults.load(source / RESULTS)
+        if results.weights != given.weights_fingerprint:
+            results = None
+    try:
+        previous = published_card(repo_id, revision, token)
+    except OSError as error:
+        if not dry_run:
+            raise
+        logger.warning(f"{error} The new card is based on the one in {source}, if there is one.")
+        previous = None
     with tempfile.TemporaryDirectory() as temporary:
-        try:
-            previous = published_card(repo_id, revision, token)
-        except OSError as error:
-            if not dry_run:
-                raise
-            logger.warning(f"{error} The new card is based on the one in {source}, if there is one.")
-            previous = None
-        main, branches = Path(temporary, "main"), {name: Path(temporary, name) for name in chosen}
-        main.mkdir()
-        publication = prepare(given, main, repo_id, options, results, previous, token)
-        if isinstance(given, Checkpoint):
-            for name, size in chosen.items():
-                _lay_out_export(given, branches[name], repo_id, options, size, branch=name)
-                _refuse_tokens(branches[name], token)
-        yield replace(publication, branches=branches)
+        folder = Path(temporary, "main")
+        folder.mkdir()
+        yield prepare(given, folder, repo_id, options, results, previous, token)
 
 
 def publish(
@@ -415,13 +417,12 @@ def publish(
     options: Options | None = None,
     results: GridResults | None = None,
     *,
-    sizes: Sequence[str] = (),
     revision: str | None = None,
     token: str | None = None,
     **upload: Any,
 ) -> CommitInfo:
     """Lay out a checkpoint ([`laid_out`]), upload it ([`~Publication.upload`]), and return the commit."""
-    with laid_out(source, repo_id, options, results, sizes=sizes, revision=revision, token=token) as publication:
+    with laid_out(source, repo_id, options, results, revision=revision, token=token) as publication:
         return publication.upload(revision=revision, token=token, **upload)
 
 
@@ -431,7 +432,7 @@ def write_card(folder: Path, repo_id: str, options: Options, results: GridResult
     if is_adapter(folder):
         write_adapter_card(Adapter(folder, options.statements.base_model), folder, repo_id, options.statements)
         return
-    checkpoint, card = Checkpoint(folder), folder / CARD
+    checkpoint = Checkpoint(folder)
     if results is not None:
         results = results_of(checkpoint, results, repo_id)
-    describe(checkpoint, repo_id, options, results, card.read_text(encoding="utf-8") if card.is_file() else None)
+    describe(checkpoint, repo_id, options, results, card_in(folder))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..encode.granularity import Granularity
 from ..models.settings import MODULES_FILE, SIMILARITY_FILE
-from .checkpoint import LICENSES, Checkpoint
+from .checkpoint import LICENSES, Checkpoint, copy_files
 from .native_export import STATE_ONLY, export_native, state_only
 from .static_export import CASTS, REQUIRED, export_static, name_of, write_json, write_modules, write_readme
 from .upload import CARD
@@ -68,9 +68,7 @@ def export_router(
     else:
         export_native(checkpoint, folder / "query", queries, encoder_only=True)
     export_native(checkpoint, folder / "document", documents, encoder_only=True)
-    for pattern in LICENSES:
-        for file in checkpoint.folder.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+    copy_files(checkpoint.folder, folder, *LICENSES)
     routes = {route: take_route(folder, route) for route in ("query", "document")}
     router = {
         "types": {name: kind for modules in routes.values() for name, kind in modules.items()},

@@ -63,10 +63,10 @@ def generated(rendered: str) -> list[Section]:
 def parse(text: str) -> list[Section]:
     """The sections of a card and the text between them, in order."""
     between, *rest = SECTION.split(text.replace("\r\n", "\n"))  # some editors save cards this way
-    found = [Section(between)]
+    sections = [Section(between)]
     for name, digest, inner, after in zip(rest[::4], rest[1::4], rest[2::4], rest[3::4], strict=True):
-        found += [Section(inner, name, digest), Section(after)]
-    return [s if s.name else Section(f"{s.text.strip()}\n") for s in found if s.name or s.text.strip()]
+        sections += [Section(inner, name, digest), Section(after)]
+    return [s if s.name else Section(f"{s.text.strip()}\n") for s in sections if s.name or s.text.strip()]
 
 
 def merge(new: list[Section], old: list[Section]) -> list[Section]:

@@ -24,15 +24,15 @@ def plain_sizes(checkpoint: Checkpoint) -> dict[str, Granularity]:
 
 
 def choose_sizes(checkpoint: Checkpoint, sizes: Sequence[str]) -> dict[str, Granularity]:
-    """Those of [`plain_sizes`] in a list: numbers of layers and `table`, or only `all`. ValueError if the
+    """The sizes of [`plain_sizes`] that a list names: numbers of layers and `table`, or only `all`. ValueError if the
     checkpoint lacks one, or has none."""
-    found = plain_sizes(checkpoint)
-    legal = {name.removesuffix(LAYERS): name for name in found}
-    wanted = [*legal] if [*sizes] == [EVERY] else [size.removesuffix(LAYERS) for size in sizes]
-    unknown = [size for size in wanted if size not in legal]
+    plain = plain_sizes(checkpoint)
+    legal = {name.removesuffix(LAYERS): name for name in plain}
+    names = [*legal] if [*sizes] == [EVERY] else [size.removesuffix(LAYERS) for size in sizes]
+    unknown = [name for name in names if name not in legal]
     if unknown or not legal:
         raise ValueError(
             f"--sizes {' '.join(unknown or sizes)}: {checkpoint.folder} has no such size that runs without its code; "
             f"legal values: {', '.join([*legal, EVERY]) if legal else 'none'}."
         )
-    return {legal[size]: found[legal[size]] for size in dict.fromkeys(wanted)}
+    return {legal[name]: plain[legal[name]] for name in dict.fromkeys(names)}

@@ -99,55 +99,57 @@ def export_static(
     """
     if 0 not in checkpoint.depths.table:
         raise ValueError(f"{checkpoint.folder} has no static table: fit one with `m3bert fit`.")
-    size, projection = Granularity(0, dim or checkpoint.full.dim), checkpoint.projection
-    if projection is not None:
-        projection.validate_grid(Grid((size,)), checkpoint.config)
-    width = size.dim if projection is None else checkpoint.config.hidden_size
-    table = load_model(checkpoint.folder, output_layer=0, output_dim=width).elastic.table.weight.detach()
-    if projection is not None:  # the map of a mean is the mean of the maps
-        table = projection(table).detach()
+    size, settings = Granularity(0, dim or checkpoint.full.dim), checkpoint.settings
     tokenizer, ignored = checkpoint.tokenizer, list(checkpoint.depths.ignored_ids)
     bare, max_length = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
-    ids = max(tokenizer.get_vocab().values()) + 1
-    rows = table[:ids, : size.dim].to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    rows[[token for token in ignored if token < len(rows)]] = 0
-    if dtype == "float16":
-        rows = rows.half()
-    if not rows.isfinite().all():
-        raise ValueError(f"The static table of {checkpoint.folder} has rows that are not finite in {dtype}.")
-    tensors = {"embeddings": rows}
-    if dtype == "int8":
-        tensors["embeddings"], tensors["weights"] = quantize_rows(rows)
-    if bare.get_vocab_size() < len(rows):  # ids with gaps; model2vec asks for as many rows as tokens without this
-        tensors["mapping"] = torch.arange(len(rows))
+    tensors = table_tensors(checkpoint, size, dtype)
+    if bare.get_vocab_size() < len(tensors["embeddings"]):  # ids with gaps; else model2vec wants a row per token
+        tensors["mapping"] = torch.arange(len(tensors["embeddings"]))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
     config = {
         "model_type": "model2vec",
         "architectures": ["StaticModel"],
-        "normalize": checkpoint.settings.normalize,
+        "normalize": settings.normalize,
         "max_length": max_length,
         "hidden_dim": size.dim,
         "embedding_dtype": dtype,
         "exported_from": checkpoint.origin_of(size),
     }
     write_json(folder / "config.json", config)
-    write_modules(folder, "StaticEmbedding", ".", checkpoint.settings, REQUIRED.get(dtype))
+    write_modules(folder, "StaticEmbedding", ".", settings, REQUIRED.get(dtype))
     counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
-    unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
-    characters = max_length * int(median(map(len, bare.get_vocab())))
     text = TEXT.format(
         name=name_of(checkpoint),
         dim=size.dim,
         cast=CASTS[dtype],
         max_length=max_length,
-        characters=characters,
-        unknown=unknown,
+        characters=max_length * int(median(map(len, bare.get_vocab()))),
+        unknown=", which this table counts: its vectors of such texts differ" if counts_unknown else "",
         rows=ROWS[dtype],
     )
     write_readme(folder, f"Static embeddings of {size.dim} dims", text, ("model2vec", "static-embeddings"))
     return size
+
+
+def table_tensors(checkpoint: Checkpoint, size: Granularity, dtype: str) -> dict[str, torch.Tensor]:
+    """The rows of a static table `(tokens, dim)` as `embeddings`, in 8 bits with their scales as `weights`. Rows of
+    ignored tokens are zero. Raises a ValueError if a row is not finite."""
+    projection, ids = checkpoint.projection, max(checkpoint.tokenizer.get_vocab().values()) + 1
+    if projection is not None:
+        projection.validate_grid(Grid((size,)), checkpoint.config)
+    width = size.dim if projection is None else checkpoint.config.hidden_size
+    table = load_model(checkpoint.folder, output_layer=0, output_dim=width).elastic.table.weight.detach()
+    if projection is not None:  # the map of a mean is the mean of the maps
+        table = projection(table).detach()
+    rows = table[:ids, : size.dim].to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    rows[[token for token in checkpoint.depths.ignored_ids if token < len(rows)]] = 0
+    if dtype == "float16":
+        rows = rows.half()
+    if not rows.isfinite().all():
+        raise ValueError(f"The static table of {checkpoint.folder} has rows that are not finite in {dtype}.")
+    return dict(zip(("embeddings", "weights"), quantize_rows(rows) if dtype == "int8" else (rows,), strict=False))
 
 
 def tokenizer_of_content(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +35,9 @@ SCORED = {
 }
 
 
+EMPTY = "\0"  # in place of an empty expression of a template
+
+
 def title_of(task_type: str) -> str:
     """A task type in words."""
     kind = task_type.removeprefix("mteb_")
@@ -57,8 +62,8 @@ def about_task(results: GridResults, task: str) -> str:
 
 def dataset_of(results: GridResults, task: str) -> str | None:
     """Hub id of the data of a task, or the file or folder of your own data; `None` if it is neither."""
-    if found := results.settings.get("mteb", {}).get(task):
-        return found["dataset"]
+    if described := results.settings.get("mteb", {}).get(task):
+        return described["dataset"]
     hub = TASKS[task].hub if task in TASKS else None
     return results.settings.get("own_data", {}).get(task) or (hub.path if hub else None)
 
@@ -73,6 +78,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 
 def percent(value: float) -> str:
     """A share in percent, with one decimal."""
     return f"{100 * value:.1f}"
+
+
+def milliseconds(value: float | None, digits: int = 1) -> str:
+    """A time; empty if it was not measured."""
+    return "" if value is None or math.isinf(value) else f"{value:.{digits}f}"
 
 
 def share(value: float, whole: float) -> str:
@@ -111,7 +121,7 @@ def task_type_table(results: GridResults, every_task: bool = False) -> str:
     rows = []
     for g in sizes_in(results):
         row = [str(g), *(percent(quality[g]) for quality in means), str(bytes_per_vector(g.code, g.dim))]
-        rows.append([*row, *([f"{latency.of(g):.1f}"] if latency else [])])
+        rows.append([*row, *([milliseconds(latency.of(g))] if latency else [])])
     return markdown([*header, "bytes per vector", *(["ms per query"] if latency else [])], rows)
 
 
@@ -134,7 +144,7 @@ def code_table(results: GridResults, task_type: str) -> str:
         coded = [replace(size, code=code) for code in codes]
         exact = quality.get(size)
         costs = [(g, None if g.code == FLOAT else exact, bytes_per_vector(g.code, g.dim)) for g in coded]
-        rows.append([str(size), *(_with_cost(quality.get(g), whole, kept) for g, whole, kept in costs)])
+        rows.append([str(size), *(_with_cost(quality.get(g), whole, stored) for g, whole, stored in costs)])
     return markdown(["size", *codes], rows)
 
 
@@ -156,9 +166,9 @@ def rescored_table(results: GridResults, size: Granularity) -> str:
         quality, rescored = results.quality(group), results.rescored_quality(group)
         for code in (code for code in PRECISIONS if code in codes):
             g = replace(size, code=code)
-            found = [(quality.get(g), bytes_per_vector(code, g.dim))]
-            found += [(rescored.get((g, by, shortlist)), rescored_bytes(g, by)) for by in shown]
-            cells = (_with_cost(value, quality.get(size), kept) for value, kept in found)
+            searched = [(quality.get(g), bytes_per_vector(code, g.dim))]
+            searched += [(rescored.get((g, by, shortlist)), rescored_bytes(g, by)) for by in shown]
+            cells = (_with_cost(value, quality.get(size), stored) for value, stored in searched)
             rows.append([name, documents.get(name, ""), code, *cells])
     header = ["collection", "documents", "precision", "alone", *(f"{shortlist} rescored by {by}" for by in shown)]
     return markdown(header, rows)
@@ -200,7 +210,7 @@ def asymmetric_table(results: GridResults, dim: int) -> str:
         row = [str(g.layer)]
         for task, quality in same.items():
             row += [percent(values.get((task, g.layer), quality[g])), percent(quality[g])]
-        rows.append([*row, *([f"{latency.of(g):.1f}"] if latency else [])])
+        rows.append([*row, *([milliseconds(latency.of(g))] if latency else [])])
     header = [f"{task}, {place}" for task in same for place in (f"documents at {last}", "same layer")]
     return markdown(["query layer", *header, *(["ms per query"] if latency else [])], rows)
 
@@ -239,9 +249,9 @@ def engine_table(latency: Latency, layers: Collection[int]) -> str:
     times = {layer: latency.encode_ms_by_engine(layer) for layer in sorted(layers) if str(layer) in latency.encode_ms}
     engines = ["torch", *latency.engine_ms]
     rows = [
-        [str(layer), *(f"{found[name]:.2f}" if name in found else "" for name in engines)]
-        for layer, found in times.items()
-        if len(found) > 1
+        [str(layer), *(milliseconds(engine_ms.get(name), 2) for name in engines)]
+        for layer, engine_ms in times.items()
+        if len(engine_ms) > 1
     ]
     return markdown(["layer", *engines], rows) if rows else ""
 
@@ -274,16 +284,22 @@ def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
 
 def key_table(values: Mapping[str, Any], key: str, value: str) -> str:
     """One row per key and value; `key` and `value` are the header."""
-    return markdown([key, value], ([f"`{name}`", f"`{found}`"] for name, found in values.items()), words=2)
+    return markdown([key, value], ([f"`{name}`", f"`{content}`"] for name, content in values.items()), words=2)
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template in the folder of this file. It finds the tables of this module under `tables`."""
+    """Fill in a template in the folder of this file. It finds the tables of this module under `tables`. A line whose
+    expressions are all empty is left out, and so are repeated blank lines."""
     import jinja2  # not at the top: the command that chooses a granularity answers at once
 
+    def marked(value: Any) -> Any:
+        return EMPTY if type(value) is jinja2.Undefined or value in ("", None) else value
+
     options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), **options)
-    return environment.get_template(template).render(tables=sys.modules[__name__], **values)
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), finalize=marked, **options)
+    text = environment.get_template(template).render(tables=sys.modules[__name__], **values)
+    text = re.sub(rf"^[{EMPTY} ]*{EMPTY} *(\n|\Z)", "", text, flags=re.MULTILINE).replace(EMPTY, "")
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def report(results: GridResults) -> str:

@@ -158,11 +158,11 @@ def plain(value: Any) -> Any:
 
 
 def hub_datasets(datasets: Iterable[Any]) -> list[str]:
-    """Hub ids of those data sets that were loaded from the Hub, found by the origin of their files."""
-    found: dict[str, None] = {}
+    """Hub ids of those data sets that were loaded from the Hub, by the origin of their files."""
+    names: dict[str, None] = {}
     for dataset in datasets:
         info = getattr(dataset, "info", None)  # not every data set has one
         for url in (info.download_checksums or {}) if info is not None else {}:
             if match := re.match(r"hf://datasets/([^@]+)@", url):
-                found[match[1]] = None
-    return list(found)
+                names[match[1]] = None
+    return list(names)

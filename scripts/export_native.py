@@ -39,6 +39,7 @@ class PlainArguments:
     granularity: str | None = option(None, "Size to export: 4x64. Default: the full one; of a router: the table.")
     sizes: list[str] = option([], "With native, a folder for each of these numbers of layers, and table; all: each.")
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
+    trust_remote_code: bool = option(False, "Run code that comes with the model.")
     model_type: str | None = option(None, "With native: bert, roberta, ... Default: as before conversion, else bert.")
     encoder_only: bool = option(False, "With native, leave out a head.")
     dtype: Literal["float32", "float16", "int8"] = option("float32", "Type of the static table.")
@@ -66,6 +67,10 @@ def main(arguments: list[str]) -> None:
         with naming(source):
             local = Path(source).is_dir()
             checkpoint = Checkpoint(Path(source if local else snapshot_download(source, revision=options.revision)))
+        code = checkpoint.source_code()
+        if code and not options.trust_remote_code:
+            names = ", ".join(code.values())
+            raise ValueError(f"{source} runs code of its source, {names}: read it, then pass --trust_remote_code.")
         logging.disable_progress_bar()
         parts = choose_sizes(checkpoint, options.sizes) if options.sizes else {"": size}
         first, said = next(iter(parts)), {}
@@ -77,8 +82,8 @@ def main(arguments: list[str]) -> None:
                     said[name] = f"queries {queries}, documents {documents} of {source}."
                 elif options.format == "static" or (name and part is not None and part.layer == 0):
                     dim = None if part is None else part.dim
-                    size = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
-                    said[name] = f"{size} of {source} as StaticEmbedding and StaticModel."
+                    table = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
+                    said[name] = f"{table} of {source} as StaticEmbedding and StaticModel."
                 else:
                     others = {"model_type": options.model_type, "encoder_only": options.encoder_only}
                     native = export_native(checkpoint, draft / name, part, **others)
@@ -88,9 +93,9 @@ def main(arguments: list[str]) -> None:
                             " Its exit reads the hidden state alone, and no static table: evaluate this folder."
                         )
         for name, what in said.items():
-            print(f"{folder / name}: {what} It needs no remote code.")
+            print(f"{folder / name}: {what} It needs {'the code of its source' if code else 'no remote code'}.")
     if options.format == "native":
-        next_step(model=folder / first)
+        next_step(model=folder / first, trust_remote_code=options.trust_remote_code)
     else:
         load = f"from sentence_transformers import SentenceTransformer; print(SentenceTransformer({str(folder)!r}))"
         next_step("python", "-c", load)

@@ -88,8 +88,9 @@ def main(arguments: list[str]) -> None:
         onnx_fp16=given.onnx_fp16,
         data=local_data(),
         own_code=given.own_code,
+        sizes=tuple(given.sizes),
     )
-    where = {"sizes": given.sizes, "revision": given.revision, "dry_run": given.dry_run}
+    where = {"revision": given.revision, "dry_run": given.dry_run}
     with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:
         print(publication.listing())
         if given.mteb_meta is not None:  # before the push, so that an error comes first

@@ -45,8 +45,9 @@ ROOMS = (
     ("m3bert", 9),
     ("benchmarks", 10),
 )
-# Lines of the package. Lower it freely; raise it only in a commit that says what the user gets for it.
-MOST_SOURCE_LINES = 31_310
+# Lines of the package and of the templates of cards. Lower it freely; raise it only in a commit that says what the
+# user gets for it.
+MOST_SOURCE_LINES = 31_920
 
 
 class Import(NamedTuple):
@@ -233,9 +234,7 @@ def test_every_package_is_installed():
 
 
 def test_the_package_does_not_grow():
-    lines = sum(
-        len(file.read_text(encoding="utf-8").splitlines())
-        for name, file in project_files().items()
-        if not name.startswith("benchmarks")
-    )
+    files = [file for name, file in project_files().items() if not name.startswith("benchmarks")]
+    files += (ROOT / "hub_cards").glob("*.md")
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     assert lines <= MOST_SOURCE_LINES

@@ -124,7 +124,7 @@ def test_the_examples_in_javascript_run(exported, run_in_node, tmp_path):
     (tmp_path / "user" / "model").symlink_to(exported)
     page, template = (
         (ROOT / "docs" / "serve.md").read_text(),
-        (ROOT / "hub_cards" / "template.md").read_text().replace("{{ repo }}", "user/model"),
+        (ROOT / "hub_cards" / "usage.md").read_text().replace("{{ repo }}", "user/model"),
     )
     examples = [code for text in (page, template) for code in re.findall(r"```javascript\n(.*?)```", text, re.DOTALL)]
     local = f'env.allowRemoteModels = false; env.localModelPath = "{tmp_path}";'

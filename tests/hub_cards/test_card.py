@@ -27,16 +27,8 @@ from m3bert.modeling import (
     M3BertForTokenClassification,
     M3BertModel,
 )
-from m3bert.trainers import (
-    ContrastiveConfig,
-    Grid,
-    MICConfig,
-    MIPICConfig,
-    MultigranularMLMConfig,
-    Objective,
-    SimCSEConfig,
-)
-from m3bert.utils.papers import M3BERT, MIC, MIPIC, MRL, SIMCSE, Identity, Paper
+from m3bert.trainers import Grid, MIPICConfig, Objective
+from m3bert.utils.papers import M3BERT, MIPIC, MRL, Identity, Paper
 from tests.conftest import quiet, tiny_config
 from tests.published import GRID, TASKS, contrastive_trainer, save_with_exits
 
@@ -70,20 +62,6 @@ def rows(text: str, header: str) -> list[list[str]]:
 
 
 # --- What was trained -------------------------------------------------------------------------------------------
-
-# Config, its arguments, and name of each part -> weight and papers.
-CASES = {
-    "mipic": (MIPICConfig, {}, {"MRL": (0.4, [MRL]), "SIA": (0.6, [MIPIC]), "PIC": (0.6, [MIPIC])}),
-    "mic-with-pic": (
-        MICConfig,
-        {"weights": {"pic": 0.25}, "gamma": 0.3},
-        {"MRL": (1, [MRL]), "PIC": (0.25, [MIPIC]), "SCR": (0.3, [MIC]), "SIR": (0.3, [MIC])},
-    ),
-    "one-granularity": (ContrastiveConfig, {"grid": "6x32"}, {"InfoNCE": (1, [])}),
-    "several-layers": (ContrastiveConfig, {"grid": GRID}, {"MRL": (1, [MRL, M3BERT])}),
-    "simcse": (SimCSEConfig, {}, {"SimCSE": (1, [SIMCSE])}),
-    "mlm": (MultigranularMLMConfig, {"grid": "2,4,6x8,16,32"}, {"Multigranular MLM": (1, [M3BERT])}),
-}
 
 
 class OwnLoss(Objective):
@@ -128,23 +106,20 @@ def cited(text: str) -> list[str]:
     return re.findall(r"^  title = \{\{(.+)\}\},$", section(text, "citation"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_card_names_exactly_the_parts_and_cites_exactly_their_papers(checkpoint, tmp_path, name):
-    config_class, options, parts = CASES[name]
-    config = config_class(**quiet(tmp_path, **options))
+def test_the_card_names_exactly_the_parts_and_cites_exactly_their_papers(checkpoint, tmp_path):
+    config = MIPICConfig(**quiet(tmp_path))
     grid = config.grid_for(tiny_config())
     identity = config.build_objective(grid).identity
     card = card_of(checkpoint, identity, str(grid))
-    training, several = section(card.text, "training"), len(parts) > 1
-
-    assert f"- Objective: {' + '.join(parts)}" in training and ("weighted sum" in training) == several
-    found = rows(training, f"| loss |{' weight |' if several else ''} what it computes | papers |")
-    for row, (part, (weight, papers)), own in zip(found, parts.items(), identity.parts or [identity], strict=True):
-        links = [f"[{paper.title}](https://huggingface.co/papers/{paper.id})" for paper in papers]
-        assert row == [part, *([f"{weight:g}"] if several else []), own.equation, ", ".join(links) or "none"]
-    papers = dict.fromkeys(paper for _, members in parts.values() for paper in members)
-    architecture = [M3BERT] if Checkpoint(checkpoint).elastic else []
-    assert cited(card.text) == [paper.title for paper in dict.fromkeys([*architecture, *papers])]
+    training = section(card.text, "training")
+    assert "- Objective: MRL + SIA + PIC, the weighted sum" in training
+    table = rows(training, "| loss | weight | what it computes | papers |")
+    papers = {"MRL": (0.4, MRL), "SIA": (0.6, MIPIC), "PIC": (0.6, MIPIC)}
+    for row, (part, (weight, paper)), said in zip(table, papers.items(), identity.parts, strict=True):
+        link = f"[{paper.title}](https://huggingface.co/papers/{paper.id})"
+        assert row == [part, f"{weight:g}", said.equation, link]
+    architecture = [M3BERT.title] if Checkpoint(checkpoint).elastic else []
+    assert cited(card.text) == [*architecture, MRL.title, MIPIC.title]
     assert set(identity.tags) - {"matryoshka"} <= set(card.data.tags)
 
 
@@ -167,7 +142,7 @@ def test_exits_that_were_trained_are_told_apart_from_exits_that_were_fitted(tmp_
     fitted = render_card(CardSource("user/model", Checkpoint(tmp_path))).text
     trained = card_of(tmp_path, OwnLoss(Grid.parse("2,6x8,32")).identity, "2,6x8,32").text
     assert "maps that were fitted without training" in section(fitted, "summary")
-    assert "It was trained at these granularities (layers x dims): `2,6x8,32`" in section(trained, "summary")
+    assert "these granularities (layers x dims), and at no others: `2,6x8,32`" in section(trained, "summary")
     assert "before the training" in section(trained, "exits") and "before the training" not in section(fitted, "exits")
     assert "\n| 0 |" in section(trained, "costs"), "an exit can be read, trained or not"
     assert "Depth 4 is a path: it runs the layers 1, 2, 5 and 6." in fitted
@@ -208,11 +183,13 @@ def test_the_metadata_is_read_by_the_hubs_own_loader_with_every_granularity(publ
     assert data.datasets == ["user/pairs"] and {"m3bert", "matryoshka", "documentation"} <= set(data.tags)
     scores = json.loads((run / "results.json").read_text())["scores"]
     expected = {(s["task"], s["granularity"], s["metric"]): s["value"] for s in scores if s["main"]}
-    found = {
+    entries = {
         (e.dataset_name, "{layer}x{dim}".format(**e.metric_args), e.metric_type): e.metric_value
         for e in data.eval_results
     }
-    assert found == pytest.approx(expected, abs=1e-6) and len(data.eval_results) == len(TASKS) * len(Grid.parse(GRID))
+    assert entries == pytest.approx(expected, abs=1e-6) and len(data.eval_results) == len(TASKS) * len(
+        Grid.parse(GRID)
+    )
 
 
 def test_the_first_screen_is_one_figure_one_table_and_short_lines_to_load_it(published):
@@ -224,8 +201,8 @@ def test_the_first_screen_is_one_figure_one_table_and_short_lines_to_load_it(pub
     sizes = section(text, "sizes")
     assert re.findall(r"!\[.*\]\((.*)\)", sizes) == ["figures/quality_and_latency.png"]
     assert text.count("figures/quality_and_latency.png") == 1
-    found = rows(sizes, "| size | nDCG@10, % | kept, % | ms per query | bytes per vector |")
-    assert 2 <= len(found) <= 8 and ["100.0"] == [kept for size, _, kept, *_ in found if size == "`6x32`"]
+    table = rows(sizes, "| size | nDCG@10, % | kept, % | ms per query | bytes per vector |")
+    assert 2 <= len(table) <= 8 and ["100.0"] == [share for size, _, share, *_ in table if size == "`6x32`"]
     assert "Base model: [user/base]" in section(text, "summary")
     open_text = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)
     assert open_text.count("\n| ---") == 1 and "SHA-256 |" not in open_text
@@ -355,10 +332,9 @@ def test_the_example_pools_as_the_training_did(tmp_path, tiny_tokenizer, sentenc
     (example,) = re.findall(r"With transformers alone</summary>\n\n```python\n(.*?)```", card, re.DOTALL)
     space: dict = {}
     exec(example.replace("user/model", str(tmp_path)), space)
-    texts = ["open the file", "read a list of names in the text", "to"]
-    checkpoint = Checkpoint(tmp_path)
-    expected = checkpoint.encoder().encode(texts).at(checkpoint.full, normalize=True)
-    torch.testing.assert_close(space["embed"](space["full"], texts), expected, atol=1e-5, rtol=1e-5)
+    size, texts = CardSource("", Checkpoint(tmp_path)).small, ["a man plays the guitar", "someone makes music"]
+    expected = Checkpoint(tmp_path).encoder().encode(texts).at(size, normalize=True)
+    torch.testing.assert_close(space["vectors"], expected, atol=1e-5, rtol=1e-5)
 
 
 def recorded(folder: Path, tokenizer, sentences, **changes) -> str:
@@ -370,10 +346,10 @@ def recorded(folder: Path, tokenizer, sentences, **changes) -> str:
 def test_what_was_trained_is_what_the_run_trained(tmp_path, tiny_tokenizer, sentences):
     """Not what the lists of the config, which are products and hold the full size, would make of it."""
     card = recorded(tmp_path / "pairs", tiny_tokenizer, sentences, grid="2x8,4x16")
-    assert "at these granularities (layers x dims): `2x8,4x16`" in card and "- matryoshka" in card
+    assert "at these granularities (layers x dims), and at no others: `2x8,4x16`" in card and "- matryoshka" in card
     full = recorded(tmp_path / "full", tiny_tokenizer, sentences, grid="6x32")
     assert "It was trained at" not in full and "- matryoshka" not in full
-    assert "Only the full size was trained" in section(full, "limits")
+    assert "Only the full size was trained" in section(full, "summary")
     projected = recorded(tmp_path / "run", tiny_tokenizer, sentences, grid=None, projection_dim=16)
     assert "vectors of 16 numbers" in projected and "The projection belongs to the last layer" in projected
     assert "output_layer" not in projected and "- matryoshka" not in projected

@@ -22,10 +22,10 @@ def folder(tmp_path, tiny_tokenizer) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kept", [-100, 0])
-def test_weights_that_are_cut_short_are_refused(folder, kept):
+@pytest.mark.parametrize("end", [-100, 0])
+def test_weights_that_are_cut_short_are_refused(folder, end):
     file = sorted(folder.glob("model-*.safetensors"))[-1]
-    file.write_bytes(file.read_bytes()[:kept])
+    file.write_bytes(file.read_bytes()[:end])
     with pytest.raises(ValueError, match=f"{file.name} cannot be read; it may be incomplete"):
         Checkpoint(folder)
     file.unlink()

@@ -17,24 +17,24 @@ def offers(**values: tuple[float, float]) -> list[Offer]:
     return [Offer(Granularity.parse(name[1:]), *value) for name, value in values.items()]
 
 
-def chosen(found: list[Offer]) -> list[str]:
-    return [str(offer.granularity) for offer in found]
+def chosen(sizes: list[Offer]) -> list[str]:
+    return [str(offer.granularity) for offer in sizes]
 
 
 def test_a_size_that_another_equals_is_not_offered_but_the_full_and_the_shallowest_are():
-    found = offers(
+    sizes = offers(
         s0x8=(0.1, 0.1), s0x32=(0.2, 0.2),  # both keep less than half; 0x32 is the table look-up
         s2x8=(0.7, 2.0), s2x32=(0.7, 3.0),  # no better than 2x8, but slower and larger
         s4x32=(0.8, 4.0), s6x8=(0.9, 5.0), s6x32=(0.85, 6.0),  # the full size is beaten
     )  # fmt: skip
-    assert chosen(choose_rows(found)) == ["6x8", "6x32", "4x32", "2x8", "0x32"]
+    assert chosen(choose_rows(sizes)) == ["6x8", "6x32", "4x32", "2x8", "0x32"]
 
 
 def test_what_adds_least_is_left_out():
     values = [0.5, 0.52, 0.62, 0.7, 0.705, 0.712, 0.8, 0.89, 0.94, 1.0]
-    found = [Offer(Granularity(layer, 32), value, layer) for layer, value in enumerate(values)]
-    assert [offer.quality for offer in choose_rows(found, 8)] == [1.0, 0.94, 0.89, 0.8, 0.712, 0.62, 0.52, 0.5]
-    assert {found[0], found[-1]} < {*choose_rows(found, 4)} and len(choose_rows(found, 4)) == 4
+    sizes = [Offer(Granularity(layer, 32), value, layer) for layer, value in enumerate(values)]
+    assert [offer.quality for offer in choose_rows(sizes, 8)] == [1.0, 0.94, 0.89, 0.8, 0.712, 0.62, 0.52, 0.5]
+    assert {sizes[0], sizes[-1]} < {*choose_rows(sizes, 4)} and len(choose_rows(sizes, 4)) == 4
 
 
 def test_one_size_is_its_own_row():

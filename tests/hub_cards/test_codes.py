@@ -64,7 +64,7 @@ def test_a_quantizer_travels_with_the_code_that_loads_it(saved, tmp_path, run_ba
     (source / "quantizer" / "notes.md").write_text("mine")
     files = set(lay_out(source, tmp_path / "staged").sizes())
     assert QUANTIZER_FILES | {CODE} < files and "quantizer/notes.md" not in files
-    own, vectors = Checkpoint(saved).quantizer, torch.randn(4, 32)
+    quantizer, vectors = Checkpoint(saved).quantizer, torch.randn(4, 32)
     torch.save(vectors, tmp_path / "vectors.pt")
     printed = run_bare(
         """
@@ -75,7 +75,7 @@ def test_a_quantizer_travels_with_the_code_that_loads_it(saved, tmp_path, run_ba
         print(quantizer.fingerprint, codes.packed.tolist())
         """
     )
-    assert f"{own.fingerprint} {own.encode(vectors, 'qama-2').packed.tolist()}" in printed
+    assert f"{quantizer.fingerprint} {quantizer.encode(vectors, 'qama-2').packed.tolist()}" in printed
 
 
 @pytest.mark.parametrize("layers", [(2, 6), (2,), ()])
@@ -103,14 +103,14 @@ def test_a_quantizer_of_another_architecture(tmp_path, tiny_tokenizer):
     assert run_example(folder)["codes"].packed.shape == (2, 12)
 
 
-@pytest.mark.parametrize("size, kept", [("2x32", True), ("4x32", False), ("6x16", False)])
+@pytest.mark.parametrize("size, fits", [("2x32", True), ("4x32", False), ("6x16", False)])
 @pytest.mark.parametrize("format", ["elastic", "native"])
-def test_a_part_keeps_the_quantizer_only_where_it_fits(saved, tmp_path, size, kept, format):
+def test_a_part_keeps_the_quantizer_only_where_it_fits(saved, tmp_path, size, fits, format):
     publication = lay_out(saved, tmp_path / "part", granularity=Granularity.parse(size), format=format)
     files = set(publication.sizes())
-    assert (QUANTIZER_FILES <= files) == kept == (CODE in files)
-    assert ("section: codes" in (publication.folder / "README.md").read_text()) == kept
-    if kept:
+    assert (QUANTIZER_FILES <= files) == fits == (CODE in files)
+    assert ("section: codes" in (publication.folder / "README.md").read_text()) == fits
+    if fits:
         assert Checkpoint(publication.folder).quantizer.fingerprint == Checkpoint(saved).quantizer.fingerprint
         assert run_example(publication.folder)["codes"].packed.shape == (2, 12)
     else:
@@ -132,10 +132,10 @@ def scored(saved, tmp_path_factory, sentences) -> GridResults:
 def test_a_part_without_the_quantizer_has_no_scores_of_its_codes(scored, saved, tmp_path):
     results = replace(scored, weights=Checkpoint(saved).weights_fingerprint)
     folder = lay_out(saved, tmp_path / "part", results, granularity=Granularity(2, 16)).folder
-    kept = GridResults.load(folder / "results.json")
-    assert kept.granularities.codes == ["binary", "int8", "float32"]
-    assert not any("qama" in score.granularity for score in kept.scores)
-    assert {search.code for search in kept.rescored_searches} == {"int8", "binary"}
+    left = GridResults.load(folder / "results.json")
+    assert left.granularities.codes == ["binary", "int8", "float32"]
+    assert not any("qama" in score.granularity for score in left.scores)
+    assert {search.code for search in left.rescored_searches} == {"int8", "binary"}
     whole = lay_out(saved, tmp_path / "whole", results, granularity=Granularity(2, 32)).folder
     assert "qama-2" in GridResults.load(whole / "results.json").granularities.codes
     assert "| size | float32 | int8 | qama-2 | binary |" in (whole / "README.md").read_text()

@@ -31,18 +31,18 @@ def test_a_depth_counts_what_it_reads_and_only_the_rows_that_are_computed(tiny_t
     save_elastic(tmp_path / "model", tiny_tokenizer)
     config, native, width = load_config(tmp_path / "model"), BertConfig(**SIZES), 32
     grid = Grid.parse("0,2,3,4x8,32")
-    found, plain = costs(config, grid), costs(native, Grid.parse("2,3,4x8,32"))
+    counted, plain = costs(config, grid), costs(native, Grid.parse("2,3,4x8,32"))
     for g in grid:
         if g.layer == 3:
-            assert found[g] == plain[g], "a prefix without an exit"
+            assert counted[g] == plain[g], "a prefix without an exit"
             continue
         model = load_model(tmp_path / "model", output_layer=g.layer)
-        assert found[g].parameters == sum(its.numel() for its in model.parameters())
-        operations = found[g].flops_per_token - (plain[g].flops_per_token if g.layer else 0)
+        assert counted[g].parameters == sum(p.numel() for p in model.parameters())
+        operations = counted[g].flops_per_token - (plain[g].flops_per_token if g.layer else 0)
         if g.layer == 0:
-            assert (found[g].layer_parameters, operations) == (0, 2 * g.dim)
+            assert (counted[g].layer_parameters, operations) == (0, 2 * g.dim)
         if g.layer == 2:
-            assert found[g].layer_parameters - plain[g].layer_parameters == width**2 + width
+            assert counted[g].layer_parameters - plain[g].layer_parameters == width**2 + width
             assert operations == 2 * width * g.dim
         if g.layer == 4:  # the static vector is made and mapped once per text of 64 tokens
             assert operations == 2 * width * g.dim + 2 * width + 2 * width * g.dim // 64
@@ -58,7 +58,7 @@ def test_another_architecture_is_counted_too():
     config = BertConfig(
         vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=3, num_attention_heads=4
     )
-    found = costs(config, Grid.parse("1,3x32"))
-    assert found[Granularity(3, 32)].parameters == sum(p.numel() for p in BertModel(config).parameters())
-    assert found[Granularity(1, 32)].parameters < found[Granularity(3, 32)].parameters
+    counted = costs(config, Grid.parse("1,3x32"))
+    assert counted[Granularity(3, 32)].parameters == sum(p.numel() for p in BertModel(config).parameters())
+    assert counted[Granularity(1, 32)].parameters < counted[Granularity(3, 32)].parameters
     assert tokens_counted(config) == 128

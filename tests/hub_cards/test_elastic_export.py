@@ -116,9 +116,9 @@ def test_a_depth_that_reads_the_table_is_exported_with_its_state_only_map(tmp_pa
     save_elastic(tmp_path / "model", tiny_tokenizer, normalize=True)
     native = export_native(Checkpoint(tmp_path / "model"), tmp_path / "native", Granularity(4, 32))
     model = load_model(tmp_path / "model")
-    its = model.elastic.exits["4"]
+    fitted = model.elastic.exits["4"]
     assert native.exported_from["state_only"] and native.exported_from["converted_from"] == "maker/encoder"
-    assert torch.equal(native.projection.weight, its.weight) and torch.equal(native.projection.bias, its.bias)
+    assert torch.equal(native.projection.weight, fitted.weight) and torch.equal(native.projection.bias, fitted.bias)
 
 
 def test_a_published_projection_follows_the_exit(tmp_path, tiny_tokenizer):

@@ -50,9 +50,9 @@ def test_all_files_of_the_source_are_published_as_they_are(repository, tmp_path,
     (repository / "notes.txt").write_text("private")
     checkpoint = published(repository, tmp_path / "out")
     names = {path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file()}
-    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == names - {"notes.txt"} | {"README.md"}
-    assert all((tmp_path / "out" / name).read_bytes() == (repository / name).read_bytes() for name in names & found)
+    files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert files == names - {"notes.txt"} | {"README.md"}
+    assert all((tmp_path / "out" / name).read_bytes() == (repository / name).read_bytes() for name in names & files)
     assert checkpoint.other_code() == [] and checkpoint.has_weights_of_source
     printed = run_bare(LOAD.format(folder=str(tmp_path / "out")))
     assert "6 4 transformers.models.bert.modeling_bert" in printed
@@ -63,7 +63,10 @@ def test_the_card_says_what_runs_at_a_depth_and_whose_the_weights_are(repository
     digest = sha256((repository / "model.safetensors").read_bytes()).hexdigest()
     assert "Depth 4 is a path: it runs the layers 1, 2, 5 and 6." in card
     assert f"SHA-256: `{digest}`" in card and "base_model: maker/encoder" in card
-    assert "small = AutoModel.from_pretrained(repo, trust_remote_code=True, output_layer=4, output_dim=16)" in card
+    assert (
+        'model = AutoModel.from_pretrained("user/model", trust_remote_code=True, output_layer=4, output_dim=16)'
+        in card
+    )
 
 
 def test_the_card_says_that_weights_were_changed(repository, tmp_path):
@@ -88,8 +91,12 @@ def test_every_line_to_load_it_runs(kind, table, tmp_path, tiny_tokenizer, sente
     card = (published(tmp_path / "model", tmp_path / "out").folder / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```(\w+)\n(.*?)```", card.replace("user/model", str(tmp_path / "out")), re.DOTALL)
+    space: dict = {}
     for code in (code for language, code in snippets if language == "python"):
-        exec(code, {})
+        exec(code, space)
+    (router,) = re.findall(r"`(SentenceTransformer\(modules=.*)`", card)
+    exec(f"from sentence_transformers.sentence_transformer.modules import Router\nrouter = {router}", space)
+    assert space["router"].encode_query(["a text"]).shape == (1, 32)
     (lines,) = (code for language, code in snippets if language == "bash")
     made = {}
     for line in lines.splitlines():

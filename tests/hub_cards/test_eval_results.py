@@ -80,7 +80,7 @@ def test_a_publication_has_the_file_of_its_own_full_size(run, tmp_path, size):
 def test_mteb_scores_these_benchmarks_as_we_do():
     """The same data set, split and metric, and nothing is removed from the results of a search."""
     mteb = pytest.importorskip("mteb")
-    found = 0
+    compared = 0
     for task in TASKS.values():
         if task.hub is not None and task.hub.benchmark is not None:
             theirs = mteb.get_task(task.hub.benchmark)
@@ -88,5 +88,5 @@ def test_mteb_scores_these_benchmarks_as_we_do():
             assert METRICS[theirs.metadata.main_score] == {"sts": "spearman", "retrieval": "ndcg@10"}[task.task_type]
             assert tuple(theirs.metadata.eval_splits) == task.splits and theirs.metadata.hf_subsets == ["default"]
             assert not getattr(theirs, "ignore_identical_ids", False)
-            found += 1
-    assert found == 8
+            compared += 1
+    assert compared == 8

@@ -61,10 +61,10 @@ def test_each_precision_is_a_curve_over_depths_and_one_over_dims(coded, tmp_path
         (axes,) = drawn[f"quality_and_{name}"].axes
         points = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
         assert list(points) == ["float32", "int8", "binary"]
-        for code, found in points.items():
-            for (cost, kept), size in zip(found, along, strict=True):
+        for code, curve in points.items():
+            for (cost, share), size in zip(curve, along, strict=True):
                 g = replace(size, code=code)
-                assert kept == pytest.approx(100 * quality[g] / quality[full])
+                assert share == pytest.approx(100 * quality[g] / quality[full])
                 assert cost == (coded.latency.of(g) if name == "latency" else bytes_per_vector(code, g.dim))
         labels = {text.get_text() for text in axes.texts}
         assert labels == ({"4", "6"} if name == "latency" else {"8", "16"})
@@ -111,4 +111,4 @@ def test_baselines_are_horizontal_lines(tmp_path, drawn):
 def test_what_was_not_measured_is_not_drawn(results, tmp_path):
     results.latency, results.variances = None, {}
     results.scores = [score for score in results.scores if score.task_type == "geometry"]
-    assert draw_all(results, tmp_path) == []
+    assert draw_all(results, tmp_path) == {}

@@ -6,26 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from m3bert.hub_cards.metadata import evaluations, kept
+from m3bert.hub_cards.metadata import evaluations, with_edits
 
 
 def test_every_main_score_of_a_known_task_type_is_a_result(results):
-    found = evaluations(results)
+    entries = evaluations(results)
     expected = [score for score in results.scores if score.task_type != "geometry"]
-    assert [(e.dataset_name, e.metric_type, e.metric_value) for e in found] == [
+    assert [(e.dataset_name, e.metric_type, e.metric_value) for e in entries] == [
         (score.task, score.metric, pytest.approx(score.value, abs=1e-6)) for score in expected
     ]
-    first = found[0]
+    first = entries[0]
     assert (first.task_type, first.dataset_type) == ("sentence-similarity", "mteb/stsbenchmark-sts")
     assert (first.metric_name, first.metric_args) == ("spearman at 2x8", {"layer": 2, "dim": 8})
 
 
 def test_codes_are_not_results_of_the_model(coded):
-    found = evaluations(coded)
+    entries = evaluations(coded)
     floats = [score for score in coded.scores if "@" not in score.granularity]
     assert 0 < len(floats) < len(coded.scores)
-    assert [(e.dataset_name, e.metric_value) for e in found] == [(s.task, pytest.approx(s.value)) for s in floats]
-    assert all(e.metric_args.keys() == {"layer", "dim"} for e in found)
+    assert [(e.dataset_name, e.metric_value) for e in entries] == [(s.task, pytest.approx(s.value)) for s in floats]
+    assert all(e.metric_args.keys() == {"layer", "dim"} for e in entries)
 
 
 def test_data_of_ones_own_on_the_hub_is_named_by_its_id(results):
@@ -39,8 +39,8 @@ def test_keys_of_a_person_stay_and_generated_ones_are_replaced():
     old = {"thumbnail": "me.png", "license": "mit", "pipeline_tag": "fill-mask", "model-index": [], "language": "de"}
     new = {"license": "apache-2.0", "library_name": "transformers"}
     expected = {"thumbnail": "me.png", "license": "apache-2.0", "language": "de", "library_name": "transformers"}
-    assert kept(new, old) == {**expected, "tags": []}
+    assert with_edits(new, old) == {**expected, "tags": []}
 
 
 def test_stale_generated_tags_go_and_tags_of_a_person_stay():
-    assert kept({"tags": ["m3bert"]}, {"tags": ["onnx", "mine", "m3bert"]})["tags"] == ["m3bert", "mine"]
+    assert with_edits({"tags": ["m3bert"]}, {"tags": ["onnx", "mine", "m3bert"]})["tags"] == ["m3bert", "mine"]

@@ -41,14 +41,14 @@ def trainer_of(model, tokenizer, sentences, folder, **changes) -> ContrastiveTra
 
 def files_of(folder: Path) -> dict[str, object]:
     """All that sentence-transformers wrote, but the card."""
-    found = {}
+    files = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md"):
         name = file.relative_to(folder).as_posix()
         if file.suffix == ".json":
-            found[name] = json.loads(file.read_text())
+            files[name] = json.loads(file.read_text())
         elif file.suffix == ".safetensors":
-            found[name] = {key: value.tolist() for key, value in load_file(file).items()}
-    return found
+            files[name] = {key: value.tolist() for key, value in load_file(file).items()}
+    return files
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
@@ -78,10 +78,10 @@ def test_the_files_mean_what_the_library_writes(m3bert_folder, sentences, tmp_pa
     assert ours.get_embedding_dimension() == theirs.get_embedding_dimension() == (dim or 32)
     for name, model in (("ours", ours), ("theirs", theirs)):
         model.save(str(tmp_path / name), create_model_card=False)
-    found, expected = files_of(tmp_path / "ours"), files_of(tmp_path / "theirs")
+    files, expected = files_of(tmp_path / "ours"), files_of(tmp_path / "theirs")
     assert {MODULES_FILE, f"{POOLING_FOLDER}/config.json", "sentence_bert_config.json"} < expected.keys()
-    assert found == expected
-    assert found["tokenizer_config.json"]["model_max_length"] == 9
+    assert files == expected
+    assert files["tokenizer_config.json"]["model_max_length"] == 9
 
 
 @pytest.mark.parametrize(("pooling", "dim"), [("mean", None), ("cls", None), ("lasttoken", 6)])

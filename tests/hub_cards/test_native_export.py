@@ -130,8 +130,8 @@ def test_a_head_is_kept_or_left_out(tmp_path, tiny_tokenizer):
     for model_class in (M3BertForTokenClassification, M3BertForMaskedLM):
         model_class(tiny_config(**NATIVE)).save_pretrained(tmp_path / model_class.__name__)
         tiny_tokenizer.save_pretrained(tmp_path / model_class.__name__)
-    kept = exported(tmp_path / "M3BertForTokenClassification", tmp_path / "tokens", "2x8")
-    assert kept.head == "AutoModelForTokenClassification" and not (tmp_path / "tokens" / "modules.json").exists()
+    tokens = exported(tmp_path / "M3BertForTokenClassification", tmp_path / "tokens", "2x8")
+    assert tokens.head == "AutoModelForTokenClassification" and not (tmp_path / "tokens" / "modules.json").exists()
     masked = Checkpoint(tmp_path / "M3BertForMaskedLM")
     with pytest.raises(ValueError, match="M3BertForMaskedLM has no native equivalent: .* or export its encoder"):
         export_native(masked, tmp_path / "masked")
@@ -186,5 +186,5 @@ def test_an_exit_that_reads_the_static_table_is_published_with_its_map_of_the_st
     assert "Depth 0 is a static table" in cards["elastic"]
     plain, grid = state_only_model(source.folder), Grid.parse("4x16")
     expected = GridEncoder(plain, tiny_tokenizer, grid, max_length=LONGEST, prompts=PROMPTS)
-    found = embeddings(Checkpoint(tmp_path / "native"), ["read the list", ""], Granularity(4, 16))
-    torch.testing.assert_close(found, expected.encode(["read the list", ""]).at(Granularity(4, 16)))
+    vectors = embeddings(Checkpoint(tmp_path / "native"), ["read the list", ""], Granularity(4, 16))
+    torch.testing.assert_close(vectors, expected.encode(["read the list", ""]).at(Granularity(4, 16)))

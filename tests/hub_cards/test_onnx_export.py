@@ -34,7 +34,6 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx")
 THREE_LAYERS = {"num_hidden_layers": 3, "matryoshka_layers": [1, 3]}
 GRID = Grid.parse("1x8,2x20,3x32")
 TEXTS = [" ".join(WORDS[:length]) for length in (1, 5, 2, 11, 0, 25, 3)]
-SENTENCES = ["rain", "", "A man plays the guitar, and a crowd listens.", "word " * 200, "What is a tuple?"]
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +50,12 @@ def files(encoder, tmp_path_factory) -> dict[Granularity, Path]:
 
 
 @pytest.fixture(scope="module")
-def real(minilm, tmp_path_factory) -> tuple[GridEncoder, dict[Granularity, Path]]:
-    """The real encoder as an m3BERT, and its granularities."""
+def real(minilm, tmp_path_factory) -> tuple[GridEncoder, Path]:
+    """The real encoder as an m3BERT, and its full size as a file."""
     model, tokenizer = AutoModel.from_pretrained(minilm), AutoTokenizer.from_pretrained(minilm)
-    grid = Grid.parse("1x32,2x100,6x384")
+    grid, file = Grid.parse("6x384"), tmp_path_factory.mktemp("real") / "model.onnx"
     encoder = GridEncoder(convert_to_m3bert(model), tokenizer, grid, max_length=128, normalize=True)
-    folder = tmp_path_factory.mktemp("real")
-    return encoder, {g: export_onnx(encoder, g, folder / f"model_{g}.onnx") for g in encoder.grid}
+    return encoder, export_onnx(encoder, grid.full, file)
 
 
 def batches(texts: Sequence[str]) -> list[list[str]]:
@@ -70,9 +68,9 @@ def assert_equal(encoder: GridEncoder, file: Path, texts: Sequence[str], atol: f
     (granularity,) = Grid.parse(metadata(file)["granularity"])
     expected = replace(encoder, grid=Grid((granularity,)), prompts={}, dtype=torch.float32).encode(texts)
     session = open_session(file)
-    found = np.concatenate([embed(session, encoder, batch) for batch in batches(texts)])
-    assert found.dtype == np.float32 and found.shape == (len(texts), granularity.dim)
-    np.testing.assert_allclose(found, expected.at(granularity).numpy(), atol=atol, rtol=0)
+    vectors = np.concatenate([embed(session, encoder, batch) for batch in batches(texts)])
+    assert vectors.dtype == np.float32 and vectors.shape == (len(texts), granularity.dim)
+    np.testing.assert_allclose(vectors, expected.at(granularity).numpy(), atol=atol, rtol=0)
 
 
 def run(file: Path, inputs: dict[str, torch.Tensor], output: str = "sentence_embedding") -> np.ndarray:
@@ -92,15 +90,6 @@ def test_a_file_embeds_as_the_encoder_does(encoder, files, granularity):
     assert_equal(encoder, files[granularity], TEXTS)
 
 
-@pytest.mark.slow
-def test_files_of_the_real_encoder_embed_as_it_does(real):
-    encoder, written = real
-    for file in written.values():
-        assert_equal(encoder, file, SENTENCES)
-    sizes = [file.stat().st_size for file in written.values()]
-    assert sizes == sorted(sizes) and sizes[2] - sizes[0] > 5 * 7e6, "five layers of 1.8 million numbers"
-
-
 @pytest.mark.parametrize("lengths", [(1,), (33, 2, 7), (48,) * 4, (9, 0, 4)], ids=str)
 def test_any_batch_and_length_and_rows_of_padding(encoder, files, lengths):
     inputs = padded_batch(lengths=lengths)
@@ -111,17 +100,8 @@ def test_any_batch_and_length_and_rows_of_padding(encoder, files, lengths):
         np.testing.assert_allclose(run(file, inputs), expected.numpy(), atol=1e-4, rtol=0)
         real = inputs["attention_mask"].bool().numpy()
         tokens = states.layers[granularity.layer].numpy()[..., : granularity.dim]
-        found = run(file, inputs, "last_hidden_state")
-        np.testing.assert_allclose(found[real], tokens[real], atol=1e-4, rtol=0)
-
-
-def test_padding_changes_nothing_and_nothing_but_padding_gives_zeros(files):
-    short = {name: tensor[:, :5] for name, tensor in padded_batch(lengths=(5, 3)).items()}
-    wide = {name: torch.nn.functional.pad(tensor, (0, 6), value=0) for name, tensor in short.items()}
-    empty = {"input_ids": torch.ones(2, 4, dtype=torch.long), "attention_mask": torch.zeros(2, 4, dtype=torch.long)}
-    for granularity, file in files.items():
-        np.testing.assert_allclose(run(file, wide), run(file, short), atol=1e-5)
-        np.testing.assert_array_equal(run(file, empty), np.zeros((2, granularity.dim)))
+        vectors = run(file, inputs, "last_hidden_state")
+        np.testing.assert_allclose(vectors[real], tokens[real], atol=1e-4, rtol=0)
 
 
 def test_inputs_and_outputs_are_named_and_dynamic(files):
@@ -226,15 +206,14 @@ def test_nothing_of_this_machine_is_in_a_file(files, tmp_path):
     ("smaller", "share", "lowest", "largest"), [(quantize_onnx, 0.3, 0.97, np.inf), (halve_onnx, 0.55, 0.999, 1e-3)]
 )
 def test_smaller_numbers_make_smaller_files_and_keep_the_direction(real, tmp_path, smaller, share, lowest, largest):
-    encoder, written = real
-    file = written[Granularity(6, 384)]
+    encoder, file = real
     small = smaller(file, tmp_path / "small.onnx")
     assert small.stat().st_size < share * file.stat().st_size
     assert metadata(small).items() >= metadata(file).items()
     sentences = ["rain", "A man plays the guitar, and a crowd listens.", "What is a tuple?"]
-    found, expected = (embed(open_session(each), encoder, sentences) for each in (small, file))
-    assert ((found * expected).sum(1) > lowest).all() and found.dtype == np.float32
-    assert 0 < np.abs(found - expected).max() < largest
+    vectors, expected = (embed(open_session(each), encoder, sentences) for each in (small, file))
+    assert ((vectors * expected).sum(1) > lowest).all() and vectors.dtype == np.float32
+    assert 0 < np.abs(vectors - expected).max() < largest
 
 
 def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_path, monkeypatch):
@@ -248,7 +227,7 @@ def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_pa
             export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
         with torch.no_grad():
             model.embed_tokens.weight.fill_(torch.nan)
-    assert [found.name for found in tmp_path.iterdir()] == ["same.onnx"]
+    assert [vectors.name for vectors in tmp_path.iterdir()] == ["same.onnx"]
 
 
 @pytest.mark.parametrize(

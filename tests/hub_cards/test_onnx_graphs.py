@@ -62,8 +62,8 @@ def test_the_full_size_is_written_once_and_always_in_8_bits_too(encoder, tmp_pat
     assert report.metrics == {"stsb": "spearman"}
     names = ["onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_1x8.onnx"]
     assert [graph.file for graph in report.graphs] == names
-    found = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
-    assert found == {*names, "onnx/quality.json"}
+    files = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
+    assert files == {*names, "onnx/quality.json"}
     assert json.loads((tmp_path / "onnx" / "quality.json").read_text()) == json.loads(json.dumps(asdict(report)))
     # The cosines are those of the two files.
     texts = [text for pair in list(onnx_graphs.topic_pairs())[:128] for text in (pair.summary, pair.body)]
@@ -100,7 +100,7 @@ def test_the_card_has_the_loss_of_each_graph(run):
         "| `onnx/model_quantized.onnx` | 6x32 | int8 | 22.8 | 0.9916 | 0.9848 | 82.01 |",
     ]
     card = str(render_card(CardSource("user/model", Checkpoint(run / "output"), onnx=REPORT)))
-    assert graph_table(REPORT) in card and "256 texts. Measured on 2026-11-22 on a machine, with\nonnx 1.23.2." in card
+    assert graph_table(REPORT) in card and "256 texts. Measured on 2026-11-22 on a machine, with onnx 1.23.2." in card
     assert 'hf_hub_download("user/model", "onnx/model.onnx")' in card and "- onnx\n" in card
     without = str(render_card(CardSource("user/model", Checkpoint(run / "output"))))
     assert "onnxruntime.Inf" not in without and "- onnx\n" not in without

@@ -15,8 +15,8 @@ def sections(value: str = "a", template: str = TEMPLATE):
     return generated(template.replace("VALUE", value))
 
 
-def names(found):
-    return [section.name for section in found]
+def names(parts):
+    return [section.name for section in parts]
 
 
 def test_what_was_joined_is_parsed_again_and_new_values_replace_what_nobody_touched():
@@ -33,7 +33,7 @@ def test_an_edited_section_stays_and_the_others_are_new(line_end):
     assert merge(sections("c"), parse(text))[1] == parse(text)[1]  # and it stays for good
 
 
-def test_text_between_sections_stays_in_its_place():
+def test_text_between_partsstays_in_its_place():
     text = join(sections("a")).replace("<!-- section: two", "My own words.\n\n<!-- section: two") + "\nThe end."
     merged = join(merge(sections("b"), parse(text)))
     places = [merged.index(part) for part in ("first b", "My own words.", "second b", "third", "The end.")]

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from m3bert.commands import export
 from m3bert.hub_cards import upload
 from m3bert.hub_cards.checkpoint import Checkpoint
-from m3bert.hub_cards.publication import Options, laid_out
+from m3bert.hub_cards.publication import Options, prepare
 from m3bert.hub_cards.sizes import choose_sizes, plain_sizes
 from m3bert.hub_cards.upload import Publication
 from m3bert.trainers import Granularity, Projection
@@ -56,8 +56,8 @@ def test_every_size_is_a_plain_folder(elastic, tmp_path):
         snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         assert len(snippets) == (2 if name == "table" else 1)  # model2vec reads the table, too
         for snippet in snippets:
-            exec(snippet, found := {})
-            assert found["vectors"].shape == (2, 32)
+            exec(snippet, space := {})
+            assert space["vectors"].shape == (2, 32)
         assert size.layer != 4 or ("layers 1, 2, 5, 6 of an" in card and "- text-embeddings-inference" in card)
 
 
@@ -73,9 +73,20 @@ def test_other_sizes_are_refused(elastic, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         export.main(["--format=native", *where, "--sizes", *options])
     assert not (tmp_path / "out").exists()
-    part = laid_out(elastic, "user/model", Options(Granularity(4, 32)), sizes=["2"], dry_run=True)
-    with pytest.raises(ValueError, match="--sizes are those of a whole elastic repository"), part:
-        pass
+    with pytest.raises(ValueError, match="sizes are those of a whole elastic repository"):
+        Options(Granularity(4, 32), sizes=("2",))
+
+
+def test_the_card_names_the_branches_and_loads_one(elastic, tmp_path, monkeypatch):
+    folders = {name: tmp_path / "laid-out" / name for name in ("main", "2-layers", "table")}
+    folders["main"].mkdir(parents=True)
+    publication = prepare(Checkpoint(elastic), folders["main"], "user/model", Options(sizes=("2", "table")))
+    assert publication.branches == {name: folders[name] for name in ("2-layers", "table")}
+    card = (folders["main"] / "README.md").read_text()
+    assert "The branches `2-layers`, `table` of this repository hold one size each." in card
+    (line,) = re.findall(r"`(SentenceTransformer\(.*revision=.*\))`", card)
+    assert eval(line, {"SentenceTransformer": lambda name, revision: (name, revision)}) == ("user/model", "2-layers")
+    assert "branches" not in (folders["2-layers"] / "README.md").read_text()
 
 
 def test_a_branch_has_the_files_of_its_folder_alone(hub, tmp_path, monkeypatch):

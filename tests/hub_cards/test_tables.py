@@ -48,10 +48,10 @@ def test_searches_in_two_stages_are_compared_with_the_exact_search(results):
 def test_bm25_is_shown_beside_embeddings_and_alone(results):
     results.hybrid_searches = [MeasuredSearch("cranfield", 1398, "ndcg@10", 0.4)]
     assert hybrid_table(results) == "", "a part of a model may have lost the others"
-    found = [(6, "scores", 0.7), (6, "ranks", 0.65)]
+    searches = [(6, "scores", 0.7), (6, "ranks", 0.65)]
     results.hybrid_searches += [
         MeasuredSearch("cranfield", 1398, "ndcg@10", value, query_layer=layer, document_layer=6, dim=32, fusion=fusion)
-        for layer, fusion, value in found
+        for layer, fusion, value in searches
     ]
     assert hybrid_table(results).splitlines()[2:] == [
         "| 6x32 | 63.2 | 70.0 | 65.0 |",
@@ -114,8 +114,8 @@ def test_each_code_is_a_column_with_its_bytes_and_its_share_of_float32(coded):
 
 
 def test_codes_that_were_not_measured_at_a_size_stay_blank(coded):
-    kept = Grid.parse("4x8@binary,6x16,6x16@int8")
-    coded.grid, coded.scores = str(kept), [s for s in coded.scores if Granularity.parse(s.granularity) in kept]
+    left = Grid.parse("4x8@binary,6x16,6x16@int8")
+    coded.grid, coded.scores = str(left), [s for s in coded.scores if Granularity.parse(s.granularity) in left]
     assert code_table(coded, "sts").splitlines()[2:] == [
         "| 4x8 |  |  | 52.1 (1 B) |",
         "| 6x16 | 64.0 (64 B) | 62.7 (98.0%, 16 B) |  |",

@@ -10,6 +10,7 @@ from m3bert.commands import export
 from m3bert.commands.convert import convert
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.trainers import Granularity
+from tests.elastic_repositories import save_elastic
 from tests.static_checkpoints import save_static
 
 
@@ -41,8 +42,8 @@ def test_the_model_type_can_be_chosen(elastic, tmp_path, minilm):
     native = AutoModel.from_pretrained(tmp_path / "native")
     inputs = AutoTokenizer.from_pretrained(minilm)(["one text"], return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
-        found, expected = (model(**inputs)[0] for model in (native, AutoModel.from_pretrained(elastic)))
-    assert type(native).__name__ == "RobertaModel" and torch.equal(found, expected)
+        states, expected = (model(**inputs)[0] for model in (native, AutoModel.from_pretrained(elastic)))
+    assert type(native).__name__ == "RobertaModel" and torch.equal(states, expected)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +68,16 @@ def test_a_table_or_both_sides_of_a_search_are_written(tiny_tokenizer, tmp_path,
     [
         (["--format", "native", "--output_dir", "MODEL"], "is the source: name another folder"),
         (["--format", "static", "--granularity", "4x32"], "--format static exports layer 0, not 4"),
+        (["--format", "native", "--model", "CODE"], "runs code of its source, evil.Model: read it, then pass --trust"),
     ],
 )
-def test_what_would_be_something_else_is_refused(elastic, tmp_path, options, error):
-    options = [elastic if word == "MODEL" else word for word in options]
+def test_what_would_be_something_else_is_refused(elastic, tmp_path, tiny_tokenizer, options, error):
+    if "CODE" in options:
+        save_elastic(tmp_path / "code", tiny_tokenizer)
+        config = tmp_path / "code" / "config.json"
+        code = '"elastic": {"source_auto_map": {"AutoModel": "evil.Model"},'
+        config.write_text(config.read_text().replace('"elastic": {', code))
+    options = [{"MODEL": elastic, "CODE": str(tmp_path / "code")}.get(word, word) for word in options]
     where = [] if "--output_dir" in options else ["--output_dir", str(tmp_path / "out")]
     with pytest.raises(ValueError, match=error):
         export.main(["--model_name_or_path", elastic, *where, *options])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-import runpy
 import subprocess
 import sys
 import textwrap
@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-import yaml
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
@@ -175,9 +174,8 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
     )
     assert loaded.returncode == 0, loaded.stderr
     assert "onnx True (2, 8)" in loaded.stdout
-    # transformers and sentence-transformers for each encoder, both again for asymmetric search, ONNX for the one that
-    # has it, and one for each head.
-    assert f"snippets {2 * 6 + 2 + 1 + len(HEADS)}" in loaded.stdout
+    # transformers and sentence-transformers for each encoder, asymmetric search, ONNX, and one for each head.
+    assert f"snippets {2 * 6 + 1 + 1 + len(HEADS)}" in loaded.stdout
     outputs = load_file(tmp_path / "outputs.safetensors")
     with torch.no_grad():
         model = transformers.AutoModel.from_pretrained(output).eval()
@@ -212,8 +210,8 @@ def test_every_size_is_a_revision_that_needs_no_code(hub, push, in_process, tmp_
         for name, depth in {depths!r}.items():
             code = {{"trust_remote_code": True, "model_kwargs": {{"output_layer": depth}}}}
             models = SentenceTransformer("user/model", revision=name), SentenceTransformer("user/model", **code)
-            found = [model.encode(["open the file"], normalize_embeddings=True) for model in models]
-            assert abs(found[0] - found[1]).max() < 1e-5, name
+            vectors = [model.encode(["open the file"], normalize_embeddings=True) for model in models]
+            assert abs(vectors[0] - vectors[1]).max() < 1e-5, name
             if depth:
                 model = AutoModel.from_pretrained("user/model", revision=name)
                 assert type(model).__name__ == "BertModel" and len(model.encoder.layer) == depth
@@ -278,25 +276,6 @@ def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
     files = set(hub.files("user/model"))
     assert "onnx/model_2x8.onnx" not in files and not any(name.startswith("figures/") for name in files)
     assert {"onnx/model_4x8_quantized.onnx", "onnx/model_4x8_fp16.onnx", "onnx/model_fp16.onnx"} < files
-
-
-@pytest.mark.slow
-def test_results_and_metadata_are_where_leaderboards_read_them(run, hub, push, tmp_path, monkeypatch):
-    """The entries of the Hub's benchmarks go with their results; a file of someone else beside them stays."""
-    pytest.importorskip("mteb")
-    line = [run / "output", "user/ranked", "--results", run / "results.json", "--mteb_meta"]
-    done = push([*line, tmp_path / "dry.py", "--dry_run"], [*line, tmp_path / "model.py"])
-    assert done.returncode == 0 and "Nothing was pushed" in done.stdout
-    assert runpy.run_path(str(tmp_path / "dry.py"))["ranked"].revision is None
-    assert runpy.run_path(str(tmp_path / "model.py"))["ranked"].revision == hub.commits("user/ranked")[0].oid
-    (entry,) = yaml.safe_load(hub.files("user/ranked")[".eval_results/m3bert.yaml"])
-    assert entry["dataset"] == {"id": "mteb/stsbenchmark-sts", "task_id": "STSBenchmark"}
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    api = HfApi(endpoint=hub.url, token=TOKEN)
-    api.upload_file(path_or_fileobj=b"[]", path_in_repo=".eval_results/other.yaml", repo_id="user/ranked")
-    assert push([run / "output", "user/ranked"]).returncode == 0
-    left = {name for name in hub.files("user/ranked") if name.startswith(".eval_results/")}
-    assert left == {".eval_results/other.yaml"}
 
 
 @pytest.mark.slow
@@ -447,11 +426,11 @@ def test_an_adapter_comes_back_on_its_base(adapter, hub, push, in_process):
         card = str(ModelCard.load("user/adapter"))
         examples = re.findall(r"^```python\\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
         for example in examples:
-            found = {}
-            exec(compile(example, "card", "exec"), found)
-            if "small" in found:
+            space = {}
+            exec(compile(example, "card", "exec"), space)
+            if "small" in space:
                 with torch.no_grad():
-                    outputs["small"] = found["small"].eval()(**batch)[0].contiguous()
+                    outputs["small"] = space["small"].eval()(**batch)[0].contiguous()
         print("examples", len(examples))
         save_file(outputs, "outputs.safetensors")
         """,
@@ -483,5 +462,45 @@ def test_a_whole_model_and_an_adapter_replace_each_other(adapter, hub, push):
     line = [adapter / "adapter", "user/model", "--base_model", "user/base"]
     for lines, name in (([line, [adapter / "base", "user/model"]], "config.json"), ([line], "adapter_config.json")):
         assert push(*lines).returncode == 0
-        found = {"config.json", "model.safetensors", "adapter_config.json"} & set(hub.files("user/model"))
-        assert found == ({"config.json", "model.safetensors"} if name == "config.json" else {name})
+        files = {"config.json", "model.safetensors", "adapter_config.json"} & set(hub.files("user/model"))
+        assert files == ({"config.json", "model.safetensors"} if name == "config.json" else {name})
+
+
+@pytest.mark.slow
+def test_a_trainer_publishes_its_adapter(adapter, hub, push, in_process):
+    """With `push_to_hub`, for a base model on the Hub: while it trains, and at the end."""
+    assert push([adapter / "base", "user/base"]).returncode == 0
+    done = in_process(
+        f"""
+        from pathlib import Path
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModel, AutoTokenizer
+        from tests.published import contrastive_trainer
+        adapted = get_peft_model(AutoModel.from_pretrained("user/base"), LoraConfig(target_modules="all-linear"))
+        sentences = ["open the file", "read a list", "on the name", "to be or not"] * 12
+        trainer = contrastive_trainer(
+            Path({str(adapter / "pushed")!r}), AutoTokenizer.from_pretrained("user/base"), sentences, adapted,
+            push_to_hub=True, hub_model_id="user/pushed", hub_strategy="every_save", save_steps=1,
+        )
+        trainer.train()
+        trainer.push_to_hub(license="mit")
+        trainer.create_model_card("user/pushed", license="apache-2.0")
+        assert "license: apache-2.0" in (Path(trainer.args.output_dir) / "README.md").read_text()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    files = hub.files("user/pushed")
+    assert "adapter_model.safetensors" in files and "training_args.json" not in files
+    assert any("step 1" in commit.message for commit in hub.commits("user/pushed"))
+    card = ModelCard(files["README.md"].decode()).data
+    assert (card.base_model, card.license) == ("user/base", "mit")
+
+
+def test_a_trainers_card_is_that_of_its_run(tmp_path, tiny_tokenizer, sentences):
+    trainer = contrastive_trainer(tmp_path / "run", tiny_tokenizer, sentences)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card("user/model", license="mit", dataset=["a/b"])
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "license: mit" in card and "Objective: MRL" in card and "of the data set [a/b](" in card
+    assert json.loads((tmp_path / "run" / "training.json").read_text())["steps"] == 2
