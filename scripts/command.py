@@ -12,20 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..models.repository import MODEL_FILES, one_line
 from ..utils.durable import only_writer
-from ..utils.help_texts import did_you_mean, one_line
+from ..utils.help_texts import did_you_mean
 
 
 if TYPE_CHECKING:
     from ..encode.device import ComputeArguments
 
-# Files of a model. A model that replaces another one removes all of them.
-MODEL_FILES = (
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "*_elastic.py",
-    "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
-    "config_sentence_transformers.json", "1_Pooling", "[2-9]_Dense", "[2-9]_Normalize", "quantizer",
-    "training.json",
-)  # fmt: skip
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
 SIZE_FOLDERS = ("[0-9]*-layers", "table")  # of an export of several sizes
 

@@ -25,8 +25,7 @@ from benchmarks.reproduction.study import add_results, development_tasks
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.evaluation.readers import load_task
-from m3bert.models.trim import compare, trim
-from m3bert.models.vocabulary import Vocabulary
+from m3bert.models.trim import Vocabulary, compare, trim
 
 
 KINDS = {"minilm": "WordPiece", "e5": "Unigram", "smollm2": "byte-level BPE"}

@@ -1,4 +1,4 @@
-"""The files of a model, in a folder or on the Hub."""
+"""Repositories of models on this machine: reading, copying, and writing elastic ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..utils.help_texts import one_line
 
-
+# Files of a model. A model that replaces another one removes all of them.
+MODEL_FILES = (
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "*_elastic.py",
+    "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
+    "config_sentence_transformers.json", "1_Pooling", "[2-9]_Dense", "[2-9]_Normalize", "quantizer",
+    "training.json",
+)  # fmt: skip
 # What is copied of a source, beside the folders of its sentence-transformers modules.
 SOURCE_FILES = (
     "*.json", "*.txt", "*.model", "*.jinja", "model*.safetensors", "*.py", "LICENSE*", "NOTICE*"
@@ -31,6 +36,13 @@ def naming(source: str | Path) -> Iterator[None]:
         raise OSError(f"{source} is not a folder, and could not be loaded from the Hub: {one_line(error)}") from error
 
 
+def one_line(error: Exception) -> str:
+    """The first line of an error, since some libraries add a page of advice. For files: name and reason."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def copy_source(source: str, folder: Path, revision: str | None = None, others: Sequence[str] = ()) -> None:
     """Copy what makes a model of a repository: its weights byte for byte, its tokenizer, the modules of
     sentence-transformers, its code and its licence; and `others` of its folders, where it has them."""
@@ -38,19 +50,20 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
 
     from ..modeling.files_elastic import FOLDER, Source, weight_files
 
-    origin = Path(source)
-    if not origin.is_dir():
-        origin = Path(snapshot_download(source, revision=revision, allow_patterns=[*SOURCE_FILES, "*/config.json"]))
-    modules = origin / "modules.json"
-    folders = [module["path"] for module in json.loads(modules.read_text("utf-8"))] if modules.is_file() else []
-    folders = [*(name for name in folders if re.fullmatch(FOLDER, name)), *others]
+    root = Path(source)
+    if not root.is_dir():
+        root = Path(snapshot_download(source, revision=revision, allow_patterns=[*SOURCE_FILES, "*/config.json"]))
+    modules = root / "modules.json"
+    paths = [module["path"] for module in json.loads(modules.read_text("utf-8"))] if modules.is_file() else []
+    folders = [*(path for path in paths if re.fullmatch(FOLDER, path)), *others]
     if folders and not Path(source).is_dir():
         snapshot_download(source, revision=revision, allow_patterns=[f"{name}/*" for name in folders])
-    weights = {Path(file).name for file in weight_files(Source(str(origin)))}  # not of other variants
-    root = [file for pattern in SOURCE_FILES for file in origin.glob(pattern) if file.is_file()]
-    root = [file for file in root if file.suffix != ".safetensors" or file.name in weights]
-    for file in [*root, *(file for name in folders for file in (origin / name).glob("*") if file.is_file())]:
-        if file.suffix not in (".bin", ".md"):
-            target = folder / file.relative_to(origin)
+    weights = {Path(file).name for file in weight_files(Source(str(root)))}  # not of other variants
+    files = [file for pattern in SOURCE_FILES for file in root.glob(pattern)]
+    files = [file for file in files if file.suffix != ".safetensors" or file.name in weights]
+    files += [file for name in folders for file in (root / name).glob("*")]
+    for file in files:
+        if file.is_file() and file.suffix not in (".bin", ".md"):
+            target = folder / file.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)

@@ -1,4 +1,4 @@
-"""Texts of the command line: help of config fields from the docstring of their class, and errors of one line."""
+"""Help texts of options, of config fields from the docstring of their class; and the name that was perhaps meant."""
 
 from __future__ import annotations
 
@@ -69,10 +69,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """What follows an unknown name in an error: ` (did you mean evaluate?)`, or nothing if no known name is close."""
     close = get_close_matches(name, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error, since some libraries add a page of advice. For files: name and reason."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

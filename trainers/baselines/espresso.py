@@ -35,10 +35,7 @@ class Espresso(EmbeddingObjective):
 
     Args:
         grid ([`Grid`]): The granularities to train, including the full size.
-        layer_weighting (`str`, *optional*, defaults to `"log"`): Weights of the layers below the full depth: `"log"`,
-            or `"uniform"` (equal weights).
-        alignment_weight (`float`, *optional*, defaults to 1.0): Weight of the alignment terms.
-        kwargs: Arguments of [`EmbeddingObjective`].
+        kwargs: Fields of [`EspressoConfig`], and arguments of [`EmbeddingObjective`].
 
     Raises:
         ValueError: if an argument is out of range, and as [`EmbeddingObjective`].

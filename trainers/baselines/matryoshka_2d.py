@@ -31,9 +31,7 @@ class Matryoshka2d(EmbeddingObjective):
 
     Args:
         grid ([`Grid`]): Layers x dims, with the full size, a layer below it and a smaller dim.
-        kl_weight (`float`, *optional*, defaults to 1.0): Weight of the alignment.
-        kl_temperature (`float`, *optional*, defaults to 0.3): Temperature of the alignment.
-        kwargs: Arguments of [`EmbeddingObjective`].
+        kwargs: Fields of [`Matryoshka2dConfig`], and arguments of [`EmbeddingObjective`].
 
     Raises:
         ValueError: if the grid is not such a product or an argument is out of range, and as [`EmbeddingObjective`].

@@ -26,8 +26,7 @@ class Starbucks(EmbeddingObjective):
 
     Args:
         grid ([`Grid`]): The sizes. Layer and dim increase together, and the last size is the full one.
-        kl_weight (`float`, *optional*, defaults to 1.0): Weight of the KL divergence.
-        kwargs: Arguments of [`EmbeddingObjective`].
+        kwargs: Fields of [`StarbucksConfig`], and arguments of [`EmbeddingObjective`].
 
     Raises:
         ValueError: if layer and dim do not increase together, and as [`EmbeddingObjective`].

@@ -21,8 +21,7 @@ class Contrastive(EmbeddingObjective):
     [2205.13147](https://huggingface.co/papers/2205.13147), Eq. 1).
 
     Args:
-        reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `"sum"` (m3BERT,
-            MIPIC) or `"mean"` (MIC).
+        reduction (`str`, *optional*, defaults to `"sum"`): `"sum"` (m3BERT, MIPIC) or `"mean"` (MIC) over the grid.
         kwargs: Arguments of [`EmbeddingObjective`].
     """
 
