@@ -25,7 +25,7 @@ from m3bert.encode import embedding_store
 from m3bert.encode.identity import config_values
 from m3bert.evaluation import GridEncoder, evaluate_grid, find_tasks
 from m3bert.evaluation.mteb_models import revision_of
-from m3bert.exits import remaining
+from m3bert.exits import kept as kept_parts
 from m3bert.exits.passes import RawStates
 from m3bert.index.plan import encoder_identity, require_same_encoder
 from m3bert.modeling import M3BertModel
@@ -179,7 +179,7 @@ def test_what_a_fit_reads_is_known_to_the_last_row(tmp_path):
 
 def test_a_version_of_the_code_is_a_part(tmp_path, monkeypatch):
     assert fitted(fresh(), tmp_path) and stored(fresh(), tmp_path)
-    monkeypatch.setattr(remaining, "VERSION", 2)
+    monkeypatch.setattr(kept_parts, "VERSION", 2)
     monkeypatch.setattr(embedding_store, "VERSION", 2)
     assert fitted(fresh(), tmp_path) and stored(fresh(), tmp_path)
 
