@@ -451,12 +451,8 @@ class ElasticMixin(_Model):
         for depth, (_, matrices) in paths.items():
             tensors |= {f"paths.{depth}.{name}": matrix for name, matrix in matrices.items()}
         self._check_parts(tensors, spec, "The new depths")
-        self.elastic = ElasticParts.of(
-            {
-                name: value.detach().to(device=like.device, dtype=like.dtype, copy=True)
-                for name, value in tensors.items()
-            }
-        )
+        tensors = {name: value.detach().to(like, copy=True) for name, value in tensors.items()}
+        self.elastic = ElasticParts.of(tensors)
         config.elastic = {**(getattr(config, "elastic", None) or {}), "fit": None}
         spec.declare(config)
 
@@ -491,18 +487,16 @@ class ElasticMixin(_Model):
 
     # Token embeddings, of encoders and heads: a model that is a static table alone has those of the table
 
-    def _is_table(self) -> bool:
+    def _table_alone(self) -> Any:
         encoder: Any = self.base_model
-        return encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None
+        return encoder.elastic.table if encoder.config.num_hidden_layers == 0 else None
 
     def get_input_embeddings(self) -> Any:
-        encoder: Any = self.base_model
-        return encoder.elastic.table if self._is_table() else super().get_input_embeddings()
+        return self._table_alone() or super().get_input_embeddings()
 
     def set_input_embeddings(self, value: Any) -> None:
-        encoder: Any = self.base_model
-        if self._is_table():
-            encoder.elastic.table = value
+        if self._table_alone() is not None:
+            self.base_model.elastic.table = value
         else:
             super().set_input_embeddings(value)
 
@@ -580,7 +574,7 @@ class ElasticMixin(_Model):
                 f"such as {missing[0]}."
             )
         model._finish_loading()
-        if adapter_path is not None:
+        if adapter_path is not None and not model._hf_peft_config_loaded:  # one beside the weights is
             model.load_adapter(adapter_path, adapter_kwargs=adapter)
         return (model, info) if output_loading_info else model
 
