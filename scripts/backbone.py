@@ -11,9 +11,10 @@ from ..encode.granularity import is_elastic
 from ..modeling.modeling_elastic import Elasticity, Source, legal_layers
 from ..models.auto import load_config, load_model
 from ..models.conversion import convert_to_m3bert, take_layers
+from ..models.repository import naming
 from ..models.settings import load_tokenizer, safetensors_only
 from ..trainers.core.composition import mapping_of
-from .command import naming, option
+from .command import option
 from .convert import for_m3bert, layers_from
 
 

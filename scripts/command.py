@@ -14,6 +14,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..models.repository import MODEL_FILES, one_line
 from ..utils.durable import only_writer
 from ..utils.help_texts import did_you_mean
 
@@ -21,13 +22,6 @@ from ..utils.help_texts import did_you_mean
 if TYPE_CHECKING:
     from ..encode.device import ComputeArguments
 
-# Files of a model. A model that replaces another one removes all of them.
-MODEL_FILES = (
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "modeling_elastic.py",
-    "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
-    "config_sentence_transformers.json", "1_Pooling", "[2-9]_Dense", "[2-9]_Normalize", "quantizer",
-    "training.json",
-)  # fmt: skip
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
 SIZE_FOLDERS = ("[0-9]*-layers", "table")  # of an export of several sizes
 
@@ -170,19 +164,6 @@ def writing_to(folder: str | Path, files: Sequence[str], *args: Any, **kwargs: A
         yield
 
 
-@contextmanager
-def naming(source: str | Path) -> Iterator[None]:
-    """Name a model in the error if it cannot be loaded: the libraries' message says that there is no connection."""
-    try:
-        yield
-    except RuntimeError as error:  # how transformers refuses tensors of another shape
-        raise ValueError(f"{source} cannot be loaded: {one_line(error)}") from error
-    except OSError as error:
-        if Path(source).is_dir():
-            raise
-        raise OSError(f"{source} is not a folder, and could not be loaded from the Hub: {one_line(error)}") from error
-
-
 def run_command(main: Callable[[list[str]], None]) -> None:
     """Call a command's `main` with the command line. A ValueError or OSError is printed as one line, without a
     traceback unless the environment variable `M3BERT_DEBUG` is set."""
@@ -204,10 +185,3 @@ def next_step(*words: object, model: str | Path | None = None, trust_remote_code
         words = ("m3bert", "evaluate", "--model_name_or_path", model, "--tasks", "stdlib", "--output_dir", folder)
         words += ("--trust_remote_code",) * trust_remote_code
     print(f"Next: {shlex.join(map(str, words))}")
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error, since some libraries add a page of advice. For files: name and reason."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

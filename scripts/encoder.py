@@ -10,8 +10,9 @@ from .. import evaluation
 from ..encode.codes import CODES
 from ..encode.device import ComputeArguments
 from ..encode.granularity import Grid
+from ..models.repository import naming
 from ..utils.columns import Role
-from .command import naming, option
+from .command import option
 from .sources import default_base
 
 

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..encode.granularity import Granularity
+from ..models.repository import naming
 from ..utils.durable import replacing_files
-from .command import EXPORT_FILES, SIZE_FOLDERS, naming, next_step, option, parse_options, writing_to
+from .command import EXPORT_FILES, SIZE_FOLDERS, next_step, option, parse_options, writing_to
 
 
 @dataclass

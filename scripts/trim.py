@@ -24,9 +24,10 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.text_files import TextFiles
+from ..models.repository import MODEL_FILES, copy_source, naming
 from ..utils.durable import remove_files, replacing, replacing_files
-from .command import MODEL_FILES, argument_parser, naming, next_step, writing_to
-from .fit import copy_source, joined_texts, streams_of
+from .command import argument_parser, next_step, writing_to
 
 
 if TYPE_CHECKING:
@@ -242,13 +243,13 @@ def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]
 
 def texts_of(files: Sequence[str], options: Namespace) -> Texts:
     """The texts of some files, as the source reads them."""
-    streams, tokenizer = streams_of(files, options.text_column), None
+    texts, tokenizer = TextFiles(files, options.text_column), None
     if "+" in options.text_column:  # the tokenizer has the separator of joined columns
         from transformers import AutoTokenizer
 
         with naming(options.source):
             tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
-    return lambda: joined_texts(chain(*streams.values()), options.text_column, tokenizer)
+    return lambda: chain(*texts.sources(tokenizer).values())
 
 
 def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:
