@@ -59,7 +59,7 @@ def set_depths(plan: FitPlan, encoded: Encoded, solution: Solution) -> None:
 
 
 def retrieval_of(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[int, float]:
-    """The share of the retrieval that each depth keeps, as in [`ExitFit`]: `-l` is depth l by its state-only map."""
+    """The share of the retrieval that each depth keeps, as in [`ExitFit`]: `-l` is depth l without the table."""
     spec = Elasticity.of(encoded.passes.raw.encoder.config)
     prefixes = [*([0] if plan.options.static else []), *solution.maps.state_only]
     depths = [*prefixes, *solution.paths, *(-depth for depth in spec.table if depth)]

@@ -11,11 +11,11 @@ from datasets import IterableDataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
+from m3bert.data import streams
 from m3bert.data.files import load_files, tokenize_texts
 from m3bert.data.streams import Epochs
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
-from m3bert.data import streams
 from tests.conftest import quiet, tiny_config
 from tests.trainers.tiny_run import assert_same_weights, pair_config, quiet_model, run_two
 
