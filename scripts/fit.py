@@ -39,7 +39,7 @@ from .command import add_compute_options, argument_parser, check_overwriting, co
 
 
 if TYPE_CHECKING:
-    from ..exits.plan import FitOptions
+    from ..exits.plan import FitOptions, Sources
     from ..exits.repository import Embed, Fitted
 
 
@@ -204,15 +204,17 @@ def main(arguments: list[str]) -> None:
     from ..data.text_files import TextFiles
     from ..exits.repository import fit
 
-    texts: Any = None
     target: dict[str, Any] = {}
+    sources: Sources | TextFiles
     if options.target_vectors:
-        texts, teacher = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
-        target = {"teacher": teacher, "teacher_name": ", ".join(texts)}
+        sources, teacher = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
+        target = {"teacher": teacher, "teacher_name": ", ".join(sources)}
+    else:
+        sources = TextFiles(options.files, options.text_column)
     fitted = fit(
         options.source,
         options.output_dir,
-        texts or TextFiles(options.files, options.text_column),
+        sources,
         fit_options(options, **target),
         compute=compute,
         embed=teacher_of(options),
