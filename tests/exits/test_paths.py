@@ -157,7 +157,7 @@ def test_a_refit_without_a_gap_gives_back_the_layer(family, tiny_tokenizer):
         for batch in reader.batches(groups_of(tiny_tokenizer), None):
             rows = reader.read([1, 2], reader.layers, [2], batch).rows[2].of(batch.real)
             sums.add(rows, {2: rows.z}, held_out=batch.held_out)
-    refitted = sums.best()
+        refitted = sums.best()
     assert refitted.borrowed == 0
     assert refitted.explained > (0.9 if ends.behind else 0.999)  # a norm behind W gets another scale
     if family in ("modernbert", "qwen3"):  # the matrix itself, up to the penalty

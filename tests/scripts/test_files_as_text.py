@@ -112,8 +112,8 @@ def test_files_are_read_in_one_place():
         "load_dataset": {"hub_data.py", "trim.py"}, "ParquetFile": {"formats.py"}, "reader": {"formats.py"},
     }  # fmt: skip
     assert found["load_files"] == {
-        "corpus.py", "embed.py", "fit.py", "hub_data.py", "mine_negatives.py", "own_data.py", "preparing.py",
-        "target_vectors.py", "training_data.py",
+        "corpus.py", "embed.py", "hub_data.py", "mine_negatives.py", "own_data.py", "preparing.py",
+        "target_vectors.py", "training_data.py", "text_files.py",
     }  # fmt: skip
     assert found["rows_of"] - {"preparing.py", "batch.py"} == {"files.py", "formats.py", "readers.py"}
 
