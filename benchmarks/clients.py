@@ -23,10 +23,10 @@ from transformers import AutoModel
 from benchmarks._measure import RESULTS, about
 from m3bert.commands import export
 from m3bert.commands.command import argument_parser, run_command
-from m3bert.commands.fit import write_repository
 from m3bert.commands.sources import default_base
 from m3bert.encode.encoder import GridEncoder
 from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.models.repository import write_repository
 
 
 TEXTS = ["One text.", "Remove a whole directory tree.", "wörds that no vocabulary has: 東京", "rather long, " * 40]
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
     model, refitted = make_elastic(AutoModel.from_pretrained(default_base())), "encoder.layer.1.output.dense.weight"
     model.set_depths(paths={4: ([1, 2, 5, 6], {refitted: model.get_parameter(refitted)})}, fit={})
     with TemporaryDirectory() as temporary:
-        write_repository(model, default_base(), Path(temporary, "elastic"))
+        write_repository(model, Path(temporary, "elastic"))
         export.main(["--format=native", "--model", f"{temporary}/elastic", "--sizes", "4", "--output_dir", temporary])
         folder = f"{temporary}/4-layers"
         export.main(["--model", folder, "--output_dir", folder])

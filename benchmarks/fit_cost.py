@@ -24,8 +24,8 @@ from m3bert.commands.sources import default_base
 from m3bert.data.stdlib_docs import stdlib_pairs
 from m3bert.encode.batch import PassCost
 from m3bert.encode.padded_batches import padded_chunks
-from m3bert.exits.choice import default_depths
 from m3bert.exits.fit import fit_exits
+from m3bert.exits.layer_lists import default_depths
 
 
 BOUNDS: Bounds = {

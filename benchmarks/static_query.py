@@ -28,13 +28,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
 from m3bert.commands.command import run_command
-from m3bert.commands.fit import write_repository
 from m3bert.commands.sources import default_base
 from m3bert.evaluation.latency import milliseconds_in_turn
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.static_export import export_static
 from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.models.auto import load_model
+from m3bert.models.repository import write_repository
 from m3bert.trainers import Grid
 
 
@@ -61,7 +61,7 @@ def elastic(folder: Path, *, joint: bool = False) -> Checkpoint:
         fit={},
     )
     folder.mkdir()
-    write_repository(model, default_base(), folder)
+    write_repository(model, folder)
     return Checkpoint(folder)
 
 

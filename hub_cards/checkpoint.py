@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from ..models.settings import (
     read_json,
     shards_of,
 )
+from ..utils.hashing import sha256_of
 from .training_record import RECORD_FILE, TrainingRecord
 
 
@@ -332,12 +332,6 @@ class Checkpoint:
     def code_digests(self) -> dict[str, str]:
         """SHA-256 of each file of [`~Checkpoint.code`], as `sha256sum` prints it."""
         return {name: sha256_of(file) for name, file in sorted(self.code().items())}
-
-
-def sha256_of(file: Path) -> str:
-    """SHA-256 of a file, as `sha256sum` prints it."""
-    with file.open("rb") as content:
-        return file_digest(content, "sha256").hexdigest()
 
 
 def copy_files(source: Path, folder: Path, *patterns: str) -> None:

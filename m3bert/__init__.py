@@ -12,7 +12,10 @@ from . import evaluation, trainers
 
 
 if TYPE_CHECKING:
+    from .data.text_files import TextFiles as TextFiles
     from .evaluation import *  # noqa: F403
+    from .exits.plan import FitOptions as FitOptions
+    from .exits.repository import fit as fit
     from .modeling import *  # noqa: F403
     from .models.conversion import convert_to_m3bert as convert_to_m3bert
     from .models.native import convert_to_native as convert_to_native
@@ -33,17 +36,23 @@ ARCHITECTURE = (
     "M3BertQuantizer",
     "M3BertQuantizerConfig",
 )
-MODELS = {
-    "EmbeddingSettings": "settings", "convert_to_m3bert": "conversion", "convert_to_native": "native", "trim": "trim"
-}  # fmt: skip
-__all__ = sorted(("__version__", *ARCHITECTURE, *MODELS, *trainers.__all__, *evaluation.__all__))
+MODULES = {
+    "EmbeddingSettings": "models.settings",
+    "FitOptions": "exits.plan",
+    "TextFiles": "data.text_files",
+    "convert_to_m3bert": "models.conversion",
+    "convert_to_native": "models.native",
+    "fit": "exits.repository",
+    "trim": "models.trim",
+}
+__all__ = sorted(("__version__", *ARCHITECTURE, *MODULES, *trainers.__all__, *evaluation.__all__))
 
 
 def __getattr__(name: str) -> Any:
     if name in ARCHITECTURE:
         return getattr(import_module(".modeling", __name__), name)
-    if name in MODELS:
-        return getattr(import_module(f".models.{MODELS[name]}", __name__), name)
+    if name in MODULES:
+        return getattr(import_module(f".{MODULES[name]}", __name__), name)
     for package in (trainers, evaluation):
         if name in package.__all__:
             return getattr(package, name)

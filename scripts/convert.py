@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..models.repository import naming
+from ..models.repository import MODEL_FILES, naming
 from ..utils.durable import replacing_files
-from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, next_step, writing_to
-from .fit import add_exit_options, fit_to_files, report, save_with_exits, streams_of
+from .command import argument_parser, check_overwriting, compute_of, next_step, writing_to
+from .fit import add_exit_options, fit_options, report, teacher_of
 
 
 if TYPE_CHECKING:
@@ -120,12 +120,15 @@ def main(arguments: list[str]) -> None:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, options.source):
         if options.fit_exits:
-            datasets = streams_of(options.fit_exits, options.text_column)
-            compute_of(options)  # refuses what is not there before the model is loaded
+            from ..data.text_files import TextFiles
+            from ..exits.repository import fit_model, save_fitted, with_cache
+
+            texts, output = TextFiles(options.fit_exits, options.text_column), Path(options.output_dir)
+            compute, settings = compute_of(options), with_cache(fit_options(options), output)
             model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
-            fit = fit_to_files(model, tokenizer, datasets, options)
-            save_with_exits(model, tokenizer, options, fit)
-            print(report(fit, model, tokenizer))
+            fitted = fit_model(model, tokenizer, texts, settings, compute, teacher_of(options))
+            save_fitted(fitted, output, overwrite=options.overwrite)
+            print(report(fitted))
         else:
             chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}
             model = convert(options.source, options.output_dir, options.revision, **chosen)

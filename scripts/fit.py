@@ -22,28 +22,21 @@ Without `trust_remote_code`, the result is the source: its weights and its other
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..data.formats import check_files, file_name
-from ..models.repository import copy_source, naming
-from ..utils.columns import fields_of
-from ..utils.durable import replacing_files
-from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, next_step, writing_to
+from ..data.formats import check_files
+from ..models.repository import MODEL_FILES
+from .command import add_compute_options, argument_parser, check_overwriting, compute_of, next_step
 
 
 if TYPE_CHECKING:
-    from ..data.teacher import TeacherEmbeddings
-    from ..exits.fit import ExitFit
-
-    TargetVectors = tuple[dict[str, list[str]], TeacherEmbeddings]
+    from ..exits.plan import FitOptions, Sources
+    from ..exits.repository import Embed, Fitted
 
 
 def add_exit_options(parser: ArgumentParser) -> None:
@@ -95,170 +88,84 @@ def add_exit_options(parser: ArgumentParser) -> None:
     add_compute_options(parser)
 
 
-def layers_of_depth(text: str, last: int) -> list[int]:
-    """The layers of one value of `--depths`, counted from 1: `1,2,5,6` or `1-3,10-12`; none of a number of layers, as
-    `2`, of a model with `last` layers."""
+def layers_of_depth(text: str) -> list[int]:
+    """The layers of one value of `--depths`, counted from 1: `1,2,5,6` or `1-3,10-12`; none for a number of layers,
+    as `2`."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise ValueError(
             f"--depths {text} is neither a number of layers nor a list of them, such as 1,2,5,6 or 1-3,6."
         )
     if text.isdecimal():
-        if int(text) >= last:
-            raise ValueError(f"--depths {text} must be within 0..{last - 1}: the model has {last} layers.")
         return []
-    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-    if wrong := next((each for each in ends if each[0] > each[-1]), None):
-        raise ValueError(f"--depths {text}: {wrong[0]}-{wrong[1]} has no layers; write {wrong[1]}-{wrong[0]}.")
-    return [layer for each in ends for layer in range(each[0], each[-1] + 1)]
+    layers: list[int] = []
+    for part in text.split(","):
+        first, last = int(part.partition("-")[0]), int(part.rpartition("-")[2])
+        if first > last:
+            raise ValueError(f"--depths {text}: {first}-{last} has no layers; write {last}-{first}.")
+        layers += range(first, last + 1)
+    return layers
 
 
-def depths_of(options: Namespace, last: int) -> dict[str, Any]:
-    """The depths that the options ask for, as arguments of [`fit_exits`]. ValueError if two have as many layers."""
-    from ..exits.choice import default_depths
-
+def depths_of(options: Namespace) -> dict[str, Any]:
+    """The depths that the options name, as fields of [`FitOptions`]. ValueError if two have as many layers."""
     named = {f"--exit_layers {depth}": [*range(1, depth + 1)] for depth in options.exit_layers or ()}
-    named |= {text: layers_of_depth(text, last) for text in options.depths or ()}
-    chosen: dict[int, list[int]] = {}
+    named |= {text: layers_of_depth(text) for text in options.depths or ()}
+    depths: dict[int, list[int]] = {}
     for text, layers in named.items():
-        depth = len(layers) or int(text)
-        if chosen.setdefault(depth, layers) != layers:
+        depth = len(layers) or int(text.removeprefix("--exit_layers "))
+        if depths.setdefault(depth, layers) != layers:
             raise ValueError(
                 f"--depths {' '.join(named)}: two of them are depth {depth}. A depth has one list of layers."
             )
-    if not chosen:
-        chosen = dict.fromkeys(default_depths(last), [])
-    prefixes = [depth for depth, layers in chosen.items() if layers == [*range(1, depth + 1)]]  # depth 0, too
-    paths = {depth: layers for depth, layers in chosen.items() if layers and depth not in prefixes}
-    depths = [depth for depth, layers in chosen.items() if not layers and depth > 0]
-    return {"layers": sorted(prefixes), "paths": paths, "depths": depths}
+    if not depths:
+        return {}
+    prefixes = [depth for depth, layers in depths.items() if layers == [*range(1, depth + 1)]]  # depth 0, too
+    others = {depth: layers for depth, layers in depths.items() if depth not in prefixes}
+    paths = {depth: layers for depth, layers in others.items() if layers}
+    return {"layers": sorted(prefixes), "paths": paths, "depths": sorted({*others} - {*paths})}
 
 
-def streams_of(files: Sequence[str], *columns: str) -> dict[str, Any]:
-    """The rows of some files, each as a stream with these columns. A missing one is found before a model is loaded."""
-    fields = [field for column in columns for field in fields_of(column)]
-    for file in files:
-        check_files([file], fields)
-    from ..data.dataset_checks import require_columns
-    from ..data.files import load_files
+def fit_options(options: Namespace, **more: Any) -> FitOptions:
+    """What the options of [`add_exit_options`] say of a fit."""
+    from ..exits.plan import FitOptions
 
-    streams = {file: load_files([file], streaming=True) for file in files}
-    for file, stream in streams.items():
-        require_columns(stream, fields, file)
-    return streams
-
-
-def texts_in(rows: Iterable[Mapping[str, Any]], column: str, tokenizer: Any) -> Iterator[str]:
-    """The texts of rows in a text column, as an encoder with this tokenizer reads them; a missing one is empty."""
-    from ..data.collators import joined_texts, separator_for
-
-    separator = separator_for([column], tokenizer)
-    whole = ({name: value or "" for name, value in row.items()} for row in rows)
-    return joined_texts(whole, column, separator)
-
-
-def fit_to_files(
-    model: Any, tokenizer: Any, datasets: Mapping[str, Any], options: Namespace, targets: TargetVectors | None = None
-) -> ExitFit:
-    """Fit the depths of an encoder, in place, to the texts of [`streams_of`] files, or to `targets` in their place,
-    with the options of [`add_exit_options`]."""
-    from ..data.teacher import Teacher
-    from ..encode.device import place
-    from ..exits.fit import fit_exits
-
-    texts_of = partial(texts_in, column=options.text_column, tokenizer=tokenizer)
-    compute, kept = compute_of(options), model.dtype
-    named: Any = {}
-    for file, dataset in datasets.items():
-        name = file_name(file)
-        named[file if name in named else name] = texts_of(dataset)
-    sources, teacher = targets or (named, None)
-    name = ", ".join(sources) if options.teacher is None else Path(options.teacher).name
-    if options.teacher is not None:
-        every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
-        loaded = Teacher(options.teacher, compute=compute)
-        teacher = loaded.embed(every, options.teacher_cache_dir, description="Teacher")
-    fit = fit_exits(
-        place(model, compute),
-        tokenizer,
-        sources,
-        **depths_of(options, model.config.num_hidden_layers),
+    return FitOptions(
+        **depths_of(options),
         static=not options.no_static,
         basis=options.basis,
-        teacher=teacher,
-        teacher_name=name,
         max_length=options.max_length,
         batch_size=options.batch_size,
-        compute_dtype=compute.autocast_dtype,
-        cache_dir=options.cache_dir or unfinished(options.output_dir),
+        cache_dir=options.cache_dir,
         description="Fitting exits",
+        **{"teacher_name": Path(options.teacher or "").name, **more},
     )
-    if model.dtype != kept:
-        model.to(kept)
-    return fit
 
 
-def unfinished(output_dir: str) -> Path:
-    """The folder of the finished parts of a fit until it is saved."""
-    return Path(output_dir.rstrip("/") + ".fit")
+def teacher_of(options: Namespace) -> Embed | None:
+    """Embeds texts by the encoder of `--teacher`, if there is one."""
+    if options.teacher is None:
+        return None
+    from ..data.teacher import Teacher
+
+    teacher = Teacher(options.teacher, compute=compute_of(options))
+    return partial(teacher.embed, cache_dir=options.teacher_cache_dir, description="Teacher")
 
 
-def save_with_exits(model: Any, tokenizer: Any, options: Namespace, fit: ExitFit) -> None:
-    """Save a fitted m3BERT with its tokenizer and the settings of its source."""
-    with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
-        write_map(fit, draft)
-
-
-def write_map(fit: ExitFit, folder: Path) -> None:
-    """Write the map from the model's space to that of its target, if there is one."""
-    import numpy as np
-
-    if fit.to_target is not None:
-        np.save(folder / "elastic" / "to_target.npy", fit.to_target.numpy())
-
-
-def write_repository(model: Any, source: str, folder: Path, revision: str | None = None) -> None:
-    """Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs
-    them."""
-    from ..hub_cards.checkpoint import sha256_of
-    from ..modeling.files_elastic import describe, write_parts
-    from ..models.settings import hub_id
-
-    encoder = model.base_model
-    copy_source(source, folder, revision)
-    digests = {file.name: sha256_of(file) for file in sorted(folder.glob("model*.safetensors"))}
-    fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
-    fit["source_sha256"] = digests.get("model.safetensors") or digests
-    write_parts(
-        folder, {name.replace("table.weight", "table"): its for name, its in encoder.elastic.state_dict().items()}
-    )
-    file = folder / "config.json"
-    values = json.loads(file.read_text("utf-8"))
-    own_code = {name: its for name, its in values.get("auto_map", {}).items() if "modeling_elastic" not in its}
-    values["elastic"] = {**encoder.config.elastic, "fit": fit, **({"source_auto_map": own_code} if own_code else {})}
-    values.pop("output_dim", None)
-    if getattr(encoder.config, "output_dim", None) is not None:  # the target is narrower than the model
-        values["output_dim"] = encoder.config.output_dim
-    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    describe(folder, native=True)
-
-
-def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
+def report(fitted: Fitted) -> str:
     """The depths of a fit as a table, with a bar for the retrieval that each keeps."""
-    times = milliseconds_of(model.base_model, tokenizer, [depth for depth in fit.retrieval if depth >= 0])
+    fit = fitted.record
     lines = [f"Fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}).", ""]
     lines += [f"{'depth':>5}  {'layers':<22} {'exit reads':<20} {'retrieval kept':<22} {'ms per query':>12}"]
-    for depth, milliseconds in times.items():
-        kept = fit.retrieval.get(depth, 1.0)
+    for depth, milliseconds in milliseconds_of(fitted).items():
+        share = fit.retrieval.get(depth, 1.0)
         layers = f"1-{depth}" if depth else "the table"
         reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
         if depth in fit.paths:
             layers = ",".join(map(str, fit.paths[depth].layers))
         if depth not in fit.layers:
             reads = "no exit"
-        bar = "█" * round(10 * kept)
-        lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {kept:>6.1%} {milliseconds:>17.1f}")
+        bar = "█" * round(10 * share)
+        lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {share:>6.1%} {milliseconds:>17.1f}")
     lines += ["", "Retrieval kept: share of nDCG@10. Queries are spans of texts, documents have full depth."]
     lines += ["Spans are harder than most queries. For your own: m3bert evaluate --retrieval FOLDER."]
     for depth, compared in fit.candidates.items():
@@ -270,18 +177,19 @@ def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
     return "\n".join(lines)
 
 
-def milliseconds_of(encoder: Any, tokenizer: Any, depths: Sequence[int]) -> dict[int, float]:
+def milliseconds_of(fitted: Fitted) -> dict[int, float]:
     """Milliseconds of the embedding of one short query at each depth and, last, at full depth: the median of ten runs,
     in turn."""
     import torch
 
     from ..evaluation.latency import times_in_turn
 
-    inputs = tokenizer("how are the exits of an encoder fitted", return_tensors="pt").to(encoder.device)
-    every = [*depths, encoder.config.num_hidden_layers]
+    encoder = fitted.model.base_model
+    inputs = fitted.tokenizer("how are the exits of an encoder fitted", return_tensors="pt").to(encoder.device)
+    depths = [*(depth for depth in fitted.record.retrieval if depth >= 0), encoder.config.num_hidden_layers]
     with torch.no_grad():
-        seconds = times_in_turn({depth: partial(encoder, **inputs, output_layer=depth) for depth in every}, 10)
-    return {depth: 1000 * median(its) for depth, its in seconds.items()}
+        seconds = times_in_turn({depth: partial(encoder, **inputs, output_layer=depth) for depth in depths}, 10)
+    return {depth: 1000 * median(times) for depth, times in seconds.items()}
 
 
 def main(arguments: list[str]) -> None:
@@ -298,37 +206,33 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the source")
     add_exit_options(parser)
     options = parser.parse_args(arguments)
-    compute_of(options)  # refuses what is not there before the model is loaded
     if options.target_vectors and options.teacher:
         raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
+    compute = compute_of(options)
+    check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
+    for file in options.target_vectors or ():
+        check_files([file], (options.text_column, options.vector_column))
+    from ..data.target_vectors import read_target_vectors
+    from ..data.text_files import TextFiles
+    from ..exits.repository import fit
 
-    source, loading = options.source, {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
-        datasets = streams_of(options.files or (), options.text_column)
-        for file in options.target_vectors or ():
-            check_files([file], (options.text_column, options.vector_column))
-        from transformers import AutoModel
-
-        from ..data.target_vectors import read_target_vectors
-        from ..modeling.files_elastic import Source
-        from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
-
-        targets = None
-        if options.target_vectors:
-            targets = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
-        with naming(source):
-            origin = Source.at(source, loading).with_settings()
-            settings = EmbeddingSettings.of_source(origin)  # refuses what exits cannot be fitted to
-            model = AutoModel.from_pretrained(source, **safetensors_only(source), **origin.options)
-            model.loaded_from = origin
-            tokenizer = load_tokenizer(origin, settings)
-        fit = fit_to_files(model, tokenizer, datasets, options, targets)
-        if model.config.model_type == "m3bert":
-            save_with_exits(model, tokenizer, options, fit)
-        else:
-            with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
-                write_repository(model, source, draft, origin.revision)
-                write_map(fit, draft)
-    shutil.rmtree(unfinished(options.output_dir), ignore_errors=True)
-    print(f"{report(fit, model, tokenizer)}\nSaved to {options.output_dir}.")
+    target: dict[str, Any] = {}
+    sources: Sources | TextFiles
+    if options.target_vectors:
+        sources, teacher = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
+        target = {"teacher": teacher, "teacher_name": ", ".join(sources)}
+    else:
+        sources = TextFiles(options.files, options.text_column)
+    fitted = fit(
+        options.source,
+        options.output_dir,
+        sources,
+        fit_options(options, **target),
+        compute=compute,
+        embed=teacher_of(options),
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        overwrite=options.overwrite,
+    )
+    print(f"{report(fitted)}\nSaved to {options.output_dir}.")
     next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)

@@ -37,6 +37,7 @@ from ..hub_cards.figures import draw_curves
 from ..hub_cards.tables import latency_report, markdown, percent
 from ..modeling.configuration_elastic import Elasticity
 from ..modeling.modeling_elastic import make_elastic
+from ..models.repository import write_repository
 from ..trainers import (
     Composition,
     Contrastive,
@@ -52,7 +53,6 @@ from ..trainers import (
 )
 from ..utils.extras import require_extra
 from .command import add_compute_options, argument_parser, compute_of
-from .fit import write_repository
 from .sources import DEFAULT_ENCODER, default_base
 
 
@@ -278,7 +278,7 @@ def run(options: argparse.Namespace) -> None:
         fit(encoder, train_pairs)
         shutil.rmtree(folder / "model", ignore_errors=True)
         (folder / "model").mkdir(parents=True)
-        write_repository(encoder.model, base, folder / "model")
+        write_repository(encoder.model, folder / "model")
     with step("Measure every size on held-out texts", "about 30 s"):
         measure("fitted", full.layer)
     if not options.fast:

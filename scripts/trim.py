@@ -17,10 +17,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..models.repository import naming
+from ..data.text_files import TextFiles
+from ..models.repository import MODEL_FILES, naming
 from ..utils.durable import replacing_files
-from .command import MODEL_FILES, argument_parser, next_step, writing_to
-from .fit import streams_of, texts_in
+from .command import argument_parser, next_step, writing_to
 
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 def texts_of(files: Sequence[str], options: Namespace) -> Texts:
     """The texts of some files, as the source reads them."""
-    streams, tokenizer = streams_of(files, options.text_column), None
+    texts, tokenizer = TextFiles(files, options.text_column), None
     if "+" in options.text_column:  # the tokenizer has the separator of joined columns
         from transformers import AutoTokenizer
 
         with naming(options.source):
             tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
-    return lambda: texts_in(chain(*streams.values()), options.text_column, tokenizer)
+    return lambda: chain(*texts.sources(tokenizer).values())
 
 
 def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:

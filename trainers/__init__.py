@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ..encode.granularity import Granularity as Granularity, Grid as Grid
     from ..encode.projection import Projection as Projection
     from ..encode.states import NestedStates as NestedStates, nested_states as nested_states, truncate as truncate
-    from ..exits.fit import ExitFit as ExitFit, fit_exits as fit_exits
+    from ..exits.fit import fit_exits as fit_exits
+    from ..exits.record import ExitFit as ExitFit
     from ..utils.papers import Identity as Identity, Paper as Paper
     from .baselines.espresso import (
         Espresso as Espresso,
@@ -102,7 +103,8 @@ EXPORTS = {
     "..encode.granularity": "Granularity Grid",
     "..encode.projection": "Projection",
     "..encode.states": "NestedStates nested_states truncate",
-    "..exits.fit": "ExitFit fit_exits",
+    "..exits.fit": "fit_exits",
+    "..exits.record": "ExitFit",
     ".core.publishing": "PublishingTrainer",
     ".baselines.espresso": "Espresso EspressoConfig EspressoTrainer",
     ".baselines.matryoshka_2d": "Matryoshka2d Matryoshka2dConfig Matryoshka2dTrainer",

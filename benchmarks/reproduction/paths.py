@@ -42,9 +42,8 @@ from m3bert.commands import fit
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.tokenized_texts import TokenizedText, TokenizedTexts
-from m3bert.exits.choice import candidates_of, neighbours_of
-from m3bert.exits.fit import REFIT_TEXTS
-from m3bert.exits.passes import RawStates, TextPasses
+from m3bert.exits.layer_lists import candidates_of, neighbours_of
+from m3bert.exits.passes import REFIT_TEXTS, RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
@@ -191,9 +190,9 @@ def score_candidates(name: str, source: str, data: Path) -> None:
     lists = [its for its in lists if ",".join(map(str, its)) not in finished(f"candidates_{name}")]
     groups = TextPasses(raw, texts, None, None).sampled(REFIT_TEXTS)
     for start in range(0, len(lists), AT_ONCE):
-        for fit_, tensors in fit_paths(raw, groups, lists[start : start + AT_ONCE], "Refitting layers"):
-            run, depth = ",".join(map(str, fit_.layers)), len(fit_.layers)
-            model.set_depths(paths={depth: (fit_.layers, tensors)})
+        for path in fit_paths(raw, groups, lists[start : start + AT_ONCE], "Refitting layers"):
+            run, depth = ",".join(map(str, path.fit.layers)), len(path.fit.layers)
+            model.set_depths(paths={depth: (path.fit.layers, path.tensors)})
             found = {}
             for test, evaluator in tests.items():
                 queries = truncate(raw.pooled(ids[test], [depth])[depth], width, normalize=True)
@@ -219,8 +218,8 @@ def score_decoder(source: str, data: Path) -> None:
     of_refit = [TokenizedText("texts", text, its) for text, its in zip(some[::2], ids[::2], strict=True)]
     depth, last, width = len(DECODER_PATH), model.config.num_hidden_layers, model.config.hidden_size
     raw, found = RawStates(model, tokenizer, "mean", 64), {}
-    ((path, tensors),) = fit_paths(raw, [of_refit], [DECODER_PATH])
-    print(path, flush=True)
+    (path,) = fit_paths(raw, [of_refit], [DECODER_PATH])
+    print(path.fit, flush=True)
     settings: dict[str, Any] = {
         "texts": DECODER_TEXTS,
         "max_length": DECODER_LENGTH,
@@ -228,10 +227,10 @@ def score_decoder(source: str, data: Path) -> None:
     }
     settings |= {
         "layers": ",".join(map(str, DECODER_PATH)),
-        "borrowed": path.borrowed,
-        "r_squared": [round(its, 4) for its in path.r_squared],
+        "borrowed": path.fit.borrowed,
+        "r_squared": [round(its, 4) for its in path.fit.r_squared],
     }
-    for run, matrices in (("plain", {}), ("refitted", tensors)):
+    for run, matrices in (("plain", {}), ("refitted", path.tensors)):
         model.set_depths(paths={depth: (DECODER_PATH, matrices)})
         states: dict[int, list[torch.Tensor]] = {depth: [], last: []}
         for start in range(1, len(ids), 32):

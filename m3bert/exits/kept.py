@@ -16,14 +16,15 @@ from safetensors.torch import save_file
 from ..encode.ranks import rank, sum_over_ranks, world_size
 from ..utils.durable import replacing
 from ..utils.hashing import key_of
+from .record import Choice, PathFit, RefittedPath
 from .ridge import Moments
-from .sums import ExitSums, PathFit
+from .sums import ExitSums
 
 
 logger = logging.getLogger(__name__)
-VERSION = 1  # raise it where the same fit has other parts
+VERSION = 2  # raise it where the same fit has other parts
 CONTENT = "content"  # the tensor that holds the JSON
-OBJECTS = {kind.__name__: kind for kind in (ExitSums, Moments, PathFit)}
+OBJECTS = {kind.__name__: kind for kind in (Choice, ExitSums, Moments, PathFit, RefittedPath)}
 
 
 class KeptParts:
@@ -42,15 +43,15 @@ class KeptParts:
         self.key = key_of({**identity, "version": VERSION})
 
     def __call__(self, name: str, make: Callable[[], Any], *, of_all_ranks: bool = False) -> Any:
-        """The part of this name, which is the same on all ranks or each rank's own. All ranks call it, and all make
-        the part again if one lacks it."""
+        """The part of this name, which is the same on all ranks, or differs between them. All ranks call it, and all
+        make the part again if one lacks it."""
         if self.folder is None:
             return make()
         owner = "" if of_all_ranks else f"-{rank()}-of-{world_size()}"
         file = self.folder / f"m3bert-{name}-{self.key}{owner}.safetensors"
-        found = self._read(file) if file.is_file() else None
-        if float(sum_over_ranks(torch.tensor(float(found is not None)))) == world_size():
-            return found
+        part = self._read(file) if file.is_file() else None
+        if float(sum_over_ranks(torch.tensor(float(part is not None)))) == world_size():
+            return part
         tensors: dict[str, torch.Tensor] = {}
         content = json.dumps(_packed(make(), tensors))
         if not of_all_ranks or rank() == 0:
@@ -74,13 +75,13 @@ class KeptParts:
     def _unpacked(self, content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         """The value that [`_packed`] gave. Its tensors are copies, aligned as those that a fit makes."""
         if isinstance(content, list):
-            return [self._unpacked(its, tensors) for its in content]
+            return [self._unpacked(item, tensors) for item in content]
         if not isinstance(content, dict):
             return content
-        ((kind, its),) = content.items()
+        ((kind, packed),) = content.items()
         if kind in ("cpu", "device"):
-            return tensors[its].to("cpu" if kind == "cpu" else self.device, copy=True)
-        inner = self._unpacked(its, tensors)
+            return tensors[packed].to("cpu" if kind == "cpu" else self.device, copy=True)
+        inner = self._unpacked(packed, tensors)
         if kind in ("tuple", "dict"):
             return tuple(inner) if kind == "tuple" else dict(inner)
         value = object.__new__(OBJECTS[kind])
@@ -96,9 +97,9 @@ def _packed(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[name] = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         return {"cpu" if value.device.type == "cpu" else "device": name}
     if isinstance(value, list):
-        return [_packed(its, tensors) for its in value]
+        return [_packed(item, tensors) for item in value]
     if isinstance(value, tuple):
-        return {"tuple": [_packed(its, tensors) for its in value]}
+        return {"tuple": [_packed(item, tensors) for item in value]}
     if isinstance(value, dict):
         return {"dict": [_packed(item, tensors) for item in value.items()]}
     kind = type(value).__name__

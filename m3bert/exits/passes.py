@@ -30,6 +30,7 @@ from .token_features import TokenFeatures, token_embeddings
 
 logger = logging.getLogger(__name__)
 PATH_TEXTS = 5000  # the passages of the comparison of paths, and the texts that spans are taken from
+REFIT_TEXTS = 3000  # for the refits of paths: about 200,000 tokens
 LONGEST_PROMPTS = 8  # tokens of all prompts that are left out of static vectors
 States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
@@ -76,7 +77,7 @@ def token_features(
 ) -> TokenFeatures:
     """
     The features of all tokens: embeddings at the last layer and in the embedding table, by frequency. Special tokens
-    are ignored. Short prompts are ignored, too, and tokens are embedded after the first one. `cache_dir` keeps the
+    are ignored. Short prompts are ignored, too; tokens are embedded after the first one. `cache_dir` keeps the
     embeddings at the last layer for the next fit; `identity` is what they depend on beside the prompts.
     """
     encoder, tokenizer = raw.encoder, raw.tokenizer
@@ -85,8 +86,8 @@ def token_features(
         prompted = []
     ignored = sorted({*tokenizer.all_special_ids, *chain(*prompted)})
     prompt = prompted[0] if prompted else []
-    kept_parts = KeptParts(cache_dir, {**identity, "prompt": prompt, "ignored": ignored}, torch.device("cpu"))
-    deep = kept_parts(
+    parts = KeptParts(cache_dir, {**identity, "prompt": prompt, "ignored": ignored}, torch.device("cpu"))
+    deep = parts(
         "vocabulary",
         lambda: token_embeddings(encoder, tokenizer, raw.pooled, prompt=prompt, ignored=ignored, progress=progress),
         of_all_ranks=True,
@@ -137,13 +138,13 @@ class TextPasses:
             targets = _targets(group, pooled[depth], projection, teacher)
             sampled.append(targets[self.sampling(PATH_TEXTS)].clone())  # a view would keep all rows
             if teacher is not None:
-                kept = [row for row, its in enumerate(group) if not is_query(its.text)]
-                group, targets = [group[row] for row in kept], targets[kept]
-                pooled = {layer: its[kept] for layer, its in pooled.items()}
+                rows = [row for row, text in enumerate(group) if not is_query(text.text)]
+                group, targets = [group[row] for row in rows], targets[rows]
+                pooled = {layer: vectors[rows] for layer, vectors in pooled.items()}
             vectors: dict[Name, torch.Tensor] = {**{layer: pooled[layer] for layer in mapped}, TARGET: targets}
             if self.tokens is not None:
-                vectors[FEATURES] = self.tokens.means([its.ids for its in group]).to(targets.device)
-            sums.add([its.text for its in group], vectors)
+                vectors[FEATURES] = self.tokens.means([text.ids for text in group]).to(targets.device)
+            sums.add([text.text for text in group], vectors)
         sums.over_ranks()
         return sums, sampled
 
@@ -155,12 +156,12 @@ class TextPasses:
         """Spans of sampled texts behind a prompt, in place of queries, in groups. The `text` is the whole text."""
         tokenizer, groups = self.raw.tokenizer, []
         for sampled in self.sampled(PATH_TEXTS):
-            group = [its for its in sampled if is_query(its.text)]
+            group = [text for text in sampled if is_query(text.text)]
             if not group:
                 continue
-            texts = [prompt + span_of(its.text) for its in group]
-            ids = tokenizer(texts, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
-            groups.append([its._replace(ids=own) for its, own in zip(group, ids, strict=True)])
+            spans = [prompt + span_of(text.text) for text in group]
+            rows = tokenizer(spans, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
+            groups.append([text._replace(ids=ids) for text, ids in zip(group, rows, strict=True)])
         return groups
 
     def targets(self, groups: Sequence[list[TokenizedText]], projection: Projection | None) -> list[torch.Tensor]:
@@ -177,7 +178,7 @@ class TextPasses:
         quiet = description is None or rank() > 0
         with tqdm(total=total, desc=description, unit=" texts", disable=quiet, leave=False) as bar:
             for group in groups:
-                pooled = self.raw.pooled([its.ids for its in group], layers)
+                pooled = self.raw.pooled([text.ids for text in group], layers)
                 for layer, vectors in pooled.items():
                     wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
                     if len(wrong):
@@ -201,5 +202,5 @@ def _targets(
         vectors = vectors @ projection.weight.T.to(vectors)
         vectors = vectors if projection.bias is None else vectors + projection.bias.to(vectors)
     if teacher is not None:
-        vectors = teacher.of([its.text for its in group]).to(vectors)
+        vectors = teacher.of([text.text for text in group]).to(vectors)
     return truncate(vectors, vectors.shape[1], normalize=True)

@@ -8,27 +8,37 @@ regression from [1, g] to `z - y` over tokens. Rows are divided by the standard 
 the squared error is that after the norm.
 
 Hidden units are picked among those of the layer and of all skipped layers, which read the same hidden state here.
-First come the layer's own, and as many others that reduce its error most ([`shortlist`]). Then units are removed in
-rounds, until as many are left as the layer has ([`eliminate`]).
+First come the units of the layer, and as many others that reduce its error most ([`shortlist`]). Then units are
+removed in rounds, until as many are left as the layer has ([`eliminate`]).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ..encode.ranks import sum_over_ranks
 from ..models.anatomy import FeedForward, Inner
+from .layer_rows import Rows
 
 
-MOST_HELD_OUT = 2000  # tokens, which are kept as they are
+MOST_HELD_OUT = 2000  # tokens
 PENALTY, PENALTIES = 1e-3, (1e-4, 1e-3, 1e-2, 1e-1)
 KEPT_IN_A_ROUND = 0.8
 Tensors = dict[str, torch.Tensor]
+
+
+class Refitted(NamedTuple):
+    """The tensors of a refitted layer by their names in it; the share of the variance of what the next layer reads
+    that they explain on held-out tokens; and how many of its hidden units are another layer's."""
+
+    tensors: Tensors
+    explained: float
+    borrowed: int
 
 
 def solve(gram: torch.Tensor, cross: torch.Tensor, penalty: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,12 +84,13 @@ def shortlist(gram: torch.Tensor, cross: torch.Tensor, energies: torch.Tensor, c
 def eliminate(gram: torch.Tensor, cross: torch.Tensor, count: int) -> torch.Tensor:
     """The numbers of the first input and of `count` others: backward elimination in rounds, in which those inputs go
     whose removal raises the error least (as in the optimal brain surgeon)."""
-    kept = torch.arange(len(gram), device=gram.device)
-    while len(kept) > 1 + count:
-        _, rises = solve(gram[kept][:, kept], cross[kept], PENALTY)
+    numbers = torch.arange(len(gram), device=gram.device)
+    while len(numbers) > 1 + count:
+        _, rises = solve(gram[numbers][:, numbers], cross[numbers], PENALTY)
         rises[0] = torch.inf
-        kept = kept[rises.topk(max(1 + count, int(KEPT_IN_A_ROUND * len(kept)))).indices.sort().values]
-    return kept
+        most = max(1 + count, int(KEPT_IN_A_ROUND * len(numbers)))
+        numbers = numbers[rises.topk(most).indices.sort().values]
+    return numbers
 
 
 class Units:
@@ -94,29 +105,29 @@ class Units:
         """The rows of all layers, for each part of a unit; none without a bias."""
         if getattr(layers[0].get_submodule(self.inner.names[0]), name) is None:
             return []
-        of_layers = [
-            self.inner.parts([getattr(layer.get_submodule(its), name).detach() for its in self.inner.names], count, 0)
-            for layer in layers
-        ]
+        of_layers = []
+        for layer in layers:
+            rows = [getattr(layer.get_submodule(path), name).detach() for path in self.inner.names]
+            of_layers.append(self.inner.parts(rows, count, 0))
         return [torch.cat(parts).float() for parts in zip(*of_layers, strict=True)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The hidden units `(tokens, units)` of what the networks read, `(tokens, width)`."""
-        biases = self.biases or [its.new_zeros(len(its)) for its in self.weights]
+        biases = self.biases or [weight.new_zeros(len(weight)) for weight in self.weights]
         return self.inner.units([nn.functional.linear(x, w, b) for w, b in zip(self.weights, biases, strict=True)])
 
     def keep(self, numbers: torch.Tensor) -> None:
         """Keep the units with these numbers."""
-        self.weights = [its[numbers.to(its.device)] for its in self.weights]
-        self.biases = [its[numbers.to(its.device)] for its in self.biases]
+        self.weights = [weight[numbers.to(weight.device)] for weight in self.weights]
+        self.biases = [bias[numbers.to(bias.device)] for bias in self.biases]
 
     def tensors(self) -> Tensors:
         """The weights and biases of the layer's linear layers."""
         return {
-            f"{name}.{kind}": its
+            f"{name}.{kind}": tensor
             for kind, parts in (("weight", self.weights), ("bias", self.biases))
             if parts
-            for name, its in zip(self.inner.names, self.inner.joined(parts), strict=True)
+            for name, tensor in zip(self.inner.names, self.inner.joined(parts), strict=True)
         }
 
 
@@ -137,105 +148,104 @@ class Refit:
         self, ends: FeedForward, layer: nn.Module, targets: Mapping[int, nn.Module], skipped: Sequence[nn.Module] = ()
     ) -> None:
         self.ends, self.layer, self.targets = ends, layer, targets
-        self.output: nn.Linear = layer.get_submodule(ends.output)  # type: ignore[assignment]
-        self.own = self.output.in_features
-        self.units = Units(ends.inner, [layer, *skipped], self.own) if ends.inner is not None and skipped else None
-        inputs = 1 + self.own * (1 if self.units is None else 1 + len(skipped))
-        self.held: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # inputs, y and z of the first target
-        long = inputs > 1 + 2 * self.own  # compared with the layer's own at first
-        self._clear(inputs, columns=1 + self.own if long else inputs)
+        output = layer.get_submodule(ends.output)
+        assert isinstance(output, nn.Linear)
+        self.output, self.size = output, output.in_features
+        self.units = Units(ends.inner, [layer, *skipped], self.size) if ends.inner is not None and skipped else None
+        inputs = 1 + self.size * (1 if self.units is None else 1 + len(skipped))
+        self.held_out: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # inputs, y, z of the first target
+        self.is_long = inputs > 1 + 2 * self.size  # others are compared with the units of the layer first
+        self._clear(inputs, columns=1 + self.size if self.is_long else inputs)
 
     def _clear(self, inputs: int, columns: int) -> None:
         width, device = self.output.out_features, self.output.weight.device
         self.gram = torch.zeros(inputs, columns, dtype=torch.float64, device=device)
         self.energies = torch.zeros(inputs, dtype=torch.float64, device=device)
-        self.cross = {it: torch.zeros(inputs, width, dtype=torch.float64, device=device) for it in self.targets}
-        self.squares = {it: torch.zeros(1 + width, dtype=torch.float64, device=device) for it in self.targets}
+        self.cross = {key: torch.zeros(inputs, width, dtype=torch.float64, device=device) for key in self.targets}
+        self.squares = {key: torch.zeros(1 + width, dtype=torch.float64, device=device) for key in self.targets}
 
-    @property
-    def is_long(self) -> bool:
-        """Whether there are more units than the Gram matrix has columns, so that a shortlist comes first."""
-        return len(self.gram) > self.gram.shape[1]
-
-    def inputs(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    def inputs(self, rows: Rows) -> torch.Tensor:
         """1 and the hidden units, `(tokens, inputs)`. The 1 is 0 where the output matrix has no bias."""
-        units = g if self.units is None else self.units(x)
+        units = rows.g if self.units is None else self.units(rows.x)
         return nn.functional.pad(units, (1, 0), value=float(self.output.bias is not None))
 
-    def add(
-        self, x: torch.Tensor, g: torch.Tensor, y: torch.Tensor, z: Mapping[int, torch.Tensor], held_out: bool
-    ) -> None:
+    def add(self, rows: Rows, z: Mapping[int, torch.Tensor], *, held_out: bool) -> None:
         """
         Add the tokens of some texts.
 
         Args:
-            x (`torch.Tensor` of shape `(tokens, width)`): What the feed-forward network reads.
-            g (`torch.Tensor` of shape `(tokens, units)`): The layer's hidden units.
-            y (`torch.Tensor` of shape `(tokens, width)`): The residual.
+            rows ([`Rows`]): What the end of the layer reads and gives.
             z (`Mapping[int, torch.Tensor]`): For each target, what its closing norm reads, `(tokens, width)`.
             held_out (`bool`): Whether the texts are held out.
         """
+        first = z[min(self.targets)]
         if held_out:
-            if not self.is_long and sum(len(its) for _, its, _ in self.held) < MOST_HELD_OUT:
-                self.held.append((self.inputs(x, g), y, z[min(self.targets)]))
+            if not self.is_long and sum(len(y) for _, y, _ in self.held_out) < MOST_HELD_OUT:
+                self.held_out.append((self.inputs(rows), rows.y, first))
             return
-        deviation = z[min(self.targets)].std(dim=1, keepdim=True).clamp(min=1e-6)
-        rows = self.inputs(x, g) / deviation
-        self.gram += rows.T @ rows[:, : self.gram.shape[1]]
-        self.energies += rows.square().sum(dim=0)
-        for it in self.targets:
-            wanted = (z[it] - y) / deviation
-            self.cross[it] += rows.T @ wanted
-            self.squares[it] += torch.cat([1 / deviation, wanted], dim=1).square().sum(dim=0)
+        deviation = first.std(dim=1, keepdim=True).clamp(min=1e-6)
+        inputs = self.inputs(rows) / deviation
+        self.gram += inputs.T @ inputs[:, : self.gram.shape[1]]
+        self.energies += inputs.square().sum(dim=0)
+        for key in self.targets:
+            residual = (z[key] - rows.y) / deviation
+            self.cross[key] += inputs.T @ residual
+            self.squares[key] += torch.cat([1 / deviation, residual], dim=1).square().sum(dim=0)
 
     def sum_over_ranks(self) -> None:
         """Add the sums of all ranks."""
         self.gram, self.energies = sum_over_ranks(self.gram), sum_over_ranks(self.energies)
         for totals in (self.cross, self.squares):
-            totals.update({it: sum_over_ranks(total) for it, total in totals.items()})
+            totals.update({key: sum_over_ranks(total) for key, total in totals.items()})
 
     def shorten(self) -> None:
         """Keep the units of the [`shortlist`], and forget the sums."""
         (cross,) = self.cross.values()
-        kept = shortlist(self.gram, cross, self.energies, self.own)
+        numbers = shortlist(self.gram, cross, self.energies, self.size)
         assert self.units is not None
-        self.units.keep(kept[1:] - 1)
-        self._clear(len(kept), len(kept))
+        self.units.keep(numbers[1:] - 1)
+        self.is_long = False
+        self._clear(len(numbers), len(numbers))
 
     def quick(self, target: int) -> Tensors:
         """The tensors of a refit of the output matrix alone, by their names in the layer."""
         return self._named(target, solve(self.gram, self.cross[target], PENALTY)[0])
 
-    def best(self) -> tuple[Tensors, float, int]:
-        """The tensors of the refit to the only target by their names in the layer, with the penalty that has the
-        smallest error on the held-out tokens; the share of the variance that it explains there; and how many hidden
-        units are another layer's."""
+    def best(self) -> Refitted:
+        """The refit to the only target, with the units that it needs most and the penalty that has the smallest error
+        on the held-out tokens."""
         ((target, cross),) = self.cross.items()
-        kept = eliminate(self.gram, cross, self.own)
-        gram, cross = self.gram[kept][:, kept], cross[kept]
+        numbers = eliminate(self.gram, cross, self.size)
+        gram, cross = self.gram[numbers][:, numbers], cross[numbers]
         maps = [solve(gram, cross, penalty)[0] for penalty in PENALTIES]
-        sums = torch.zeros(len(PENALTIES) + 1, dtype=torch.float64)
-        if self.held:
-            inputs, y, z = map(torch.cat, zip(*self.held, strict=True))
-            wanted = self._after_norm(target, z, z)
-            sums[-1] = (wanted - wanted.mean(dim=0)).square().sum()
-            for number, map_ in enumerate(maps):
-                total = y + self._behind(target, inputs[:, kept] @ map_.to(inputs))
-                sums[number] = (self._after_norm(target, total, z) - wanted).square().sum()
-        sums = sum_over_ranks(sums)
-        number = int(sums[:-1].argmin())
+        errors, variance = sum_over_ranks(self._errors(target, maps, numbers)).split([len(maps), 1])
+        best = int(errors.argmin())
+        tensors = self._named(target, maps[best])
         if self.units is not None:
-            self.units.keep(kept[1:] - 1)
-        tensors = self._named(target, maps[number]) | (self.units.tensors() if self.units is not None else {})
-        return tensors, float(1 - sums[number] / sums[-1].clamp(min=1e-30)), int((kept > self.own).sum())
+            self.units.keep(numbers[1:] - 1)
+            tensors |= self.units.tensors()
+        explained = 1 - errors[best] / variance.clamp(min=1e-30)
+        return Refitted(tensors, float(explained), int((numbers > self.size).sum()))
+
+    def _errors(self, target: int, maps: Sequence[torch.Tensor], numbers: torch.Tensor) -> torch.Tensor:
+        """The squared error of each map of some inputs on the held-out tokens, and then the variance there."""
+        sums = torch.zeros(len(maps) + 1, dtype=torch.float64)
+        if self.held_out:
+            inputs, y, z = map(torch.cat, zip(*self.held_out, strict=True))
+            expected = self._after_norm(target, z, z)
+            sums[-1] = (expected - expected.mean(dim=0)).square().sum()
+            for place, weights in enumerate(maps):
+                total = y + self._behind(target, inputs[:, numbers] @ weights.to(inputs))
+                sums[place] = (self._after_norm(target, total, z) - expected).square().sum()
+        return sums
 
     def _scale(self, target: int) -> torch.Tensor:
         """The root mean square of each dim of `z - y`, the scale of the norm behind the output matrix."""
-        count, *squares = self.squares[target].split([1, self.output.out_features])
-        return (squares[0] / count.clamp(min=1e-30)).sqrt().clamp(min=1e-6)
+        count, squares = self.squares[target].split([1, self.output.out_features])
+        return (squares / count.clamp(min=1e-30)).sqrt().clamp(min=1e-6)
 
     def _behind(self, target: int, product: torch.Tensor) -> torch.Tensor:
-        """What a prediction of `z - y` becomes in the norm behind the output matrix, if there is one."""
+        """A prediction of `z - y` after the norm behind the output matrix, if there is one."""
         if self.ends.behind is None:
             return product
         scaled = product / self._scale(target).to(product)
@@ -247,20 +257,22 @@ class Refit:
             return total / z.std(dim=1, keepdim=True).clamp(min=1e-6)
         return copy.deepcopy(self.targets[target].get_submodule(self.ends.norm)).float()(total)
 
-    def _named(self, target: int, map_: torch.Tensor) -> Tensors:
-        """A map `(1 + units, width)` as the output matrix, with the norms around it."""
-        found: Tensors = {}
+    def _named(self, target: int, weights: torch.Tensor) -> Tensors:
+        """A map `(1 + units, width)` as the output matrix, with the norms around it, by their names in the layer."""
+        tensors: Tensors = {}
         if self.ends.behind is not None:
-            norm: Any = self.layer.get_submodule(self.ends.behind)
-            scale, ones = self._scale(target), torch.ones_like(norm.weight)
+            norm, scale = self.layer.get_submodule(self.ends.behind), self._scale(target)
+            gain = norm.get_parameter("weight").detach()
+            ones = torch.ones_like(gain)
             ones[::2] = -1
             factors = norm(ones).detach().abs()  # 1 + weight in some norms
-            found[f"{self.ends.behind}.weight"] = norm.weight.detach() + scale.to(factors) - factors
-            map_ = map_ / scale
+            tensors[f"{self.ends.behind}.weight"] = gain + scale.to(factors) - factors
+            weights = weights / scale
         if self.ends.norm is not None and self.targets[target] is not self.layer:
             closing = self.targets[target].get_submodule(self.ends.norm)
-            found |= {f"{self.ends.norm}.{name}": its.detach().clone() for name, its in closing.named_parameters()}
-        found[f"{self.ends.output}.weight"] = map_[1:].T.float()
+            for name, parameter in closing.named_parameters():
+                tensors[f"{self.ends.norm}.{name}"] = parameter.detach().clone()
+        tensors[f"{self.ends.output}.weight"] = weights[1:].T.float()
         if self.output.bias is not None:
-            found[f"{self.ends.output}.bias"] = map_[0].float()
-        return found
+            tensors[f"{self.ends.output}.bias"] = weights[0].float()
+        return tensors

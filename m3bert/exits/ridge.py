@@ -38,7 +38,7 @@ class Moments:
 
     def add(self, vectors: Mapping[Name, torch.Tensor]) -> None:
         """Add rows: name -> vectors `(rows, width)`."""
-        rows = {name: its.double() for name, its in vectors.items()}
+        rows = {name: matrix.double() for name, matrix in vectors.items()}
         any_rows = next(iter(rows.values()))
         rows[ONE] = any_rows.new_ones(len(any_rows), 1)
         for (one, other), total in self.products.items():
@@ -63,7 +63,7 @@ class Moments:
 @dataclass(frozen=True)
 class Regression:
     """
-    Sums over rows that a linear regression needs, in float64. Those of two sets of rows add up.
+    Sums over rows that a linear regression needs, in float64. The sums of two sets of rows add up.
 
     Args:
         products (`torch.Tensor` of shape `(1 + inputs, 1 + inputs)`): Sum of `[1, x] [1, x]'`.

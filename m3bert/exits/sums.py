@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -12,12 +11,13 @@ import torch
 
 from ..encode.projection import Projection
 from ..encode.ranks import rank, sum_over_ranks, world_size
+from .record import LayerFit
 from .ridge import Moments, Name, Regression, apply_affine, principal_axes
 
 
 TARGET, FEATURES = "target", "features"
 PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-8, 3))  # 1e-4, 3.2e-4, ..., 10
-MOST_ROWS = 2000  # held-out rows, which are kept as they are
+MOST_ROWS = 2000  # held-out rows
 HELD_OUT = 0.1
 NEAREST = 10
 
@@ -27,42 +27,6 @@ class Fit(NamedTuple):
 
     report: LayerFit
     affine: torch.Tensor
-
-
-@dataclass(frozen=True)
-class LayerFit:
-    """
-    The fit of one map, with its quality on held-out texts.
-
-    Args:
-        penalty (`float`): The chosen penalty, as a multiple of the number of texts.
-        r_squared (`float`): Share of the target's variance that the map explains.
-        cosine (`float`): Mean cosine of the map's output and its target.
-        agreement (`float`): Share of the nearest ten texts of a text that stay when its target is replaced with the
-            map's output.
-    """
-
-    penalty: float
-    r_squared: float
-    cosine: float
-    agreement: float
-
-
-@dataclass(frozen=True)
-class PathFit:
-    """
-    The fit of one path.
-
-    Args:
-        layers (`list[int]`): The layers that run, counted from 1.
-        borrowed (`list[int]`): For each layer before a gap, how many of its hidden units are a skipped layer's.
-        r_squared (`list[float]`): Share of the variance of what the next layer reads that each of them gives on
-            held-out texts.
-    """
-
-    layers: list[int]
-    borrowed: list[int]
-    r_squared: list[float]
 
 
 class ExitSums:
@@ -91,12 +55,12 @@ class ExitSums:
     def add(self, texts: Sequence[str], vectors: Mapping[Name, torch.Tensor]) -> None:
         """Add texts: name -> vectors `(texts, width)`. Equal texts are in the same fold."""
         digests = [blake2b(text.encode(), digest_size=5).digest() for text in texts]
-        held = torch.tensor([int.from_bytes(its[:4], "big") < self.share * 2**32 for its in digests])
-        fold = torch.tensor([its[4] % 2 for its in digests])
+        held = torch.tensor([int.from_bytes(digest[:4], "big") < self.share * 2**32 for digest in digests])
+        fold = torch.tensor([digest[4] % 2 for digest in digests])
         held, fold = held.to(vectors[TARGET].device), fold.to(vectors[TARGET].device)
         for number, sums in enumerate(self.folds):
             rows = ~held & (fold == number)
-            sums.add({name: its[rows] for name, its in vectors.items()})
+            sums.add({name: matrix[rows] for name, matrix in vectors.items()})
         self.rows = {name: torch.cat([rows.to(held.device), vectors[name][held]]) for name, rows in self.rows.items()}
 
     def over_ranks(self) -> None:
@@ -118,7 +82,7 @@ class ExitSums:
         """The maps from the features to the target with the penalty of a fit: fitted to the other fold, to the first
         fold, and to both."""
         first, other = (fold.regression([FEATURES], TARGET) for fold in self.folds)
-        return [self.matched(its, report.penalty) for its in (other, first, first + other)]
+        return [self.matched(sums, report.penalty) for sums in (other, first, first + other)]
 
     def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
         """
@@ -145,7 +109,7 @@ class ExitSums:
             LayerFit(penalty, *_quality(apply_affine(self.matched(fitted, penalty), rows), self.rows[TARGET]))
             for penalty in PENALTIES
         ]
-        best = max(reports, key=lambda its: its.agreement)
+        best = max(reports, key=lambda report: report.agreement)
         return Fit(best, self.matched(fitted + Regression.of(rows, self.rows[TARGET]), best.penalty))
 
     def matched(self, fitted: Regression, penalty: float) -> torch.Tensor:
@@ -179,7 +143,7 @@ class ExitMaps:
         basis (`str`): `"last_layer"` or `"principal"`.
         config ([`~transformers.PreTrainedConfig`]): Config of the model.
         projection ([`Projection`], *optional*): A projection of the last layer that stays where it is. The common
-            space is then the one in front of it, and the target that behind it.
+            space is then in front of it, and the target's space behind it.
 
     Attributes:
         dim (`int`): Dims of the common space.
@@ -193,28 +157,28 @@ class ExitMaps:
     def __init__(self, sums: ExitSums, basis: str, config: Any, projection: Projection | None = None) -> None:
         self.width = config.hidden_size
         self._offset: torch.Tensor | None = None
-        kept = torch.eye(len(sums.target_axes)).to(sums.target_axes)
+        axes = torch.eye(len(sums.target_axes)).to(sums.target_axes)
         if projection is None:
-            # A model keeps as many principal axes of a target as its hidden size.
-            if len(kept) > self.width:
-                kept = sums.target_axes[: self.width]
-            rotation = sums.target_axes[: self.width] if basis == "principal" else kept
+            # A model has as many principal axes of a target as its hidden size.
+            if len(axes) > self.width:
+                axes = sums.target_axes[: self.width]
+            rotation = sums.target_axes[: self.width] if basis == "principal" else axes
             self.dim = len(rotation)
             self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
-            behind = self.to_space.T @ kept.T  # from the common space to the target's
+            behind = self.to_space.T @ axes.T  # from the common space to the target's
         else:
-            behind = projection.weight.detach().T.to(kept)
+            behind = projection.weight.detach().T.to(axes)
             self.to_space, self.dim = torch.linalg.pinv(behind), self.width
             if projection.bias is not None:
-                self._offset = projection.bias.detach().to(kept)
+                self._offset = projection.bias.detach().to(axes)
         self.state_only = {layer: self._in_space(sums.fit([layer])) for layer in sums.layers}
         self.joints: dict[int, Fit] = {}
         self.table: Fit | None = None
         if FEATURES in sums.rows:
             table = sums.fit([FEATURES])
             self.table = self._in_space(table)
-            # Static vectors in the target's space: from the vectors of the model, and as those from the features. A
-            # projection with more dims than the hidden state reaches a part of that space.
+            # Static vectors in the target's space, as the model gives them: a projection with more dims than the
+            # hidden state reaches a part of that space.
             of_features = []
             for fit in (self._in_space(Fit(table.report, affine)) for affine in sums.tables(table.report)):
                 affine = fit.affine @ behind
@@ -241,8 +205,8 @@ def _quality(predicted: torch.Tensor, targets: torch.Tensor) -> tuple[float, flo
     predicted = torch.nn.functional.normalize(predicted.float())
     targets = torch.nn.functional.normalize(targets.float())
     count = min(NEAREST, len(targets) - 1)
-    near, wanted = (_nearest(queries, targets, count) for queries in (predicted, targets))
-    agreement = (near[:, :, None] == wanted[:, None, :]).any(dim=2).float().mean() if count > 0 else 0.0
+    near, nearest = (_nearest(queries, targets, count) for queries in (predicted, targets))
+    agreement = (near[:, :, None] == nearest[:, None, :]).any(dim=2).float().mean() if count > 0 else 0.0
     return float(1 - error / variance), float((predicted * targets).sum(dim=1).mean()), float(agreement)
 
 
@@ -253,7 +217,7 @@ def _nearest(queries: torch.Tensor, documents: torch.Tensor, count: int) -> torc
 
 
 def on_all_ranks(rows: torch.Tensor) -> torch.Tensor:
-    """The rows of all ranks, one rank's after another's."""
+    """The rows of all ranks, concatenated by rank."""
     counts = torch.zeros(world_size(), dtype=torch.float64)
     counts[rank()] = len(rows)
     ends = sum_over_ranks(counts).cumsum(0).long().tolist()

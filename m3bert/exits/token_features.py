@@ -24,7 +24,7 @@ class TokenFeatures:
     """
     Features of tokens: some vectors of each token, as they are and weighted by `a / (a + share of the token)` for each
     a of `SMOOTHING` (smooth inverse frequency), so that frequent tokens count less. The features of a text are the
-    mean of those of its tokens. They are never stored for all tokens together.
+    mean of its tokens' features. They are never stored for all tokens together.
 
     Args:
         vectors (`Sequence[torch.Tensor]`): Vectors of all tokens, `(vocabulary, width)` each.
@@ -36,7 +36,7 @@ class TokenFeatures:
         self.vectors, self.ignored = list(vectors), list(ignored)
         self.weights = torch.stack([torch.ones_like(shares), *(a / (a + shares) for a in SMOOTHING)], dim=1)
         self.weights[self.ignored] = 0.0
-        self.width = self.weights.shape[1] * sum(its.shape[1] for its in self.vectors)
+        self.width = self.weights.shape[1] * sum(vectors.shape[1] for vectors in self.vectors)
 
     def means(self, ids: Sequence[Sequence[int]]) -> torch.Tensor:
         """The features of texts, given by their token ids: `(texts, features)`; 0 for a text without tokens."""
@@ -60,7 +60,7 @@ class TokenFeatures:
         tokens. The mean of the rows of a text's tokens is the image of its features.
         """
         affine = affine.to("cpu", torch.float32)
-        blocks = iter(affine[1:].split([its.shape[1] for its in self.vectors for _ in self.weights.T]))
+        blocks = iter(affine[1:].split([vectors.shape[1] for vectors in self.vectors for _ in self.weights.T]))
         rows = affine[0] * (self.weights[:, :1] > 0)
         for vectors in self.vectors:
             for weight in self.weights.T:
@@ -71,7 +71,7 @@ class TokenFeatures:
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """
     Raises:
-        ValueError: if the tokenizer does not put its special tokens around a text, or is not that of a model with
+        ValueError: if the tokenizer does not put its special tokens around a text, or does not fit a model with
             `vocab_size` tokens.
     """
     if not 0 <= vocab_size - len(tokenizer) < LARGEST_PADDING:
@@ -104,7 +104,7 @@ def token_embeddings(
         progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
 
     Returns:
-        `torch.Tensor` of shape `(vocab_size, width)`; 0 for rows without a token, and for those to ignore.
+        `torch.Tensor` of shape `(vocab_size, width)`; 0 for rows without a token, and for ignored tokens.
 
     Raises:
         ValueError: if an embedding is not finite. The message names the token.
@@ -112,11 +112,11 @@ def token_embeddings(
     frame, config = Frame.of(tokenizer), encoder.config
     begin, end = [*frame.begin, *prompt], [*frame.end]
     tokens = sorted(set(range(len(tokenizer))).difference(tokenizer.all_special_ids, ignored))
-    own = tokens[rank() :: world_size()]
+    tokens = tokens[rank() :: world_size()]
     vectors = torch.zeros(config.vocab_size, config.hidden_size)
     quiet = not progress or rank() > 0
-    for first in tqdm(range(0, len(own), TOKENS_AT_ONCE), "Vocabulary", unit=" parts", disable=quiet, leave=False):
-        part = own[first : first + TOKENS_AT_ONCE]
+    for first in tqdm(range(0, len(tokens), TOKENS_AT_ONCE), "Vocabulary", unit=" parts", disable=quiet, leave=False):
+        part = tokens[first : first + TOKENS_AT_ONCE]
         depth = config.num_hidden_layers
         vectors[part] = encode([[*begin, token, *end] for token in part], [depth])[depth].float().cpu()
     vectors = sum_over_ranks(vectors)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 # Files of a model. A model that replaces another one removes all of them.
@@ -67,3 +68,29 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
             target = folder / file.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
+
+
+def write_repository(model: Any, folder: Path) -> None:
+    """Write the elastic repository of a fitted encoder: the source that it was loaded from, and beside it the depths
+    and the code that runs them."""
+    from ..modeling.files_elastic import describe, source_of, write_parts
+    from ..utils.hashing import sha256_of
+    from .settings import hub_id
+
+    encoder = model.base_model
+    source = source_of(encoder)
+    copy_source(source.name, folder, source.revision)
+    digests = {file.name: sha256_of(file) for file in sorted(folder.glob("model*.safetensors"))}
+    fit = {**encoder.config.elastic["fit"], **({} if hub_id(source.name) is None else {"source": source.name})}
+    fit["source_sha256"] = digests.get("model.safetensors") or digests
+    parts = encoder.elastic.state_dict()
+    write_parts(folder, {name.replace("table.weight", "table"): tensor for name, tensor in parts.items()})
+    file = folder / "config.json"
+    values = json.loads(file.read_text("utf-8"))
+    code = {name: path for name, path in values.get("auto_map", {}).items() if "modeling_elastic" not in path}
+    values["elastic"] = {**encoder.config.elastic, "fit": fit, **({"source_auto_map": code} if code else {})}
+    values.pop("output_dim", None)
+    if getattr(encoder.config, "output_dim", None) is not None:  # the target is narrower than the model
+        values["output_dim"] = encoder.config.output_dim
+    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    describe(folder, native=True)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from glob import glob
 from hashlib import blake2b, file_digest
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,6 +31,12 @@ def digest_of_files(patterns: Iterable[str]) -> str:
         with open(file, "rb") as content:
             digest.update(file_digest(content, "sha256").digest())
     return digest.hexdigest()
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it."""
+    with file.open("rb") as content:
+        return file_digest(content, "sha256").hexdigest()
 
 
 def fingerprint_of(texts: Iterable[str], digest: blake2b | None = None) -> str:

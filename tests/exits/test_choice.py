@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from m3bert.exits import choice
+from m3bert.exits import layer_lists, queries
 from m3bert.exits.passes import RawStates
 from m3bert.exits.spans import span_of
 from m3bert.modeling.configuration_elastic import Elasticity
@@ -17,8 +17,8 @@ from tests.exits.test_fit import random_texts
 from tests.exits.test_paths import tiny
 
 
-def naive_kept(queries, wanted, passages, relevant=100) -> float:
-    unit = [its / np.linalg.norm(its, axis=1, keepdims=True) for its in (queries, wanted, passages)]
+def naive_kept(queries, full_size, passages, relevant=100) -> float:
+    unit = [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (queries, full_size, passages)]
     shares = []
     for query, full in zip(*unit[:2], strict=True):
         similar = unit[2] @ full
@@ -32,23 +32,26 @@ def naive_kept(queries, wanted, passages, relevant=100) -> float:
 
 @pytest.mark.parametrize("passages", [12, 150])
 def test_the_retrieval_that_is_kept_is_an_ndcg_with_the_similarities_of_the_whole_model(passages):
-    draw = torch.Generator().manual_seed(0)
-    wanted, texts = (torch.randn(count, 8, generator=draw, dtype=torch.float64) for count in (20, passages))
-    queries = wanted + 0.5 * torch.randn(20, 8, generator=draw, dtype=torch.float64)
-    found = choice.retrieval_kept(queries, wanted, texts)
-    assert found == pytest.approx(naive_kept(*(its.numpy() for its in (queries, wanted, texts))), abs=1e-5)
-    assert 0.3 < found < 1 and choice.retrieval_kept(wanted, wanted, texts) == pytest.approx(1)
+    small, full, texts = vectors_of(passages)
+    share = queries.retrieval_kept(small, full, texts)
+    assert share == pytest.approx(naive_kept(small.numpy(), full.numpy(), texts.numpy()), abs=1e-5)
+    assert 0.3 < share < 1 and queries.retrieval_kept(full, full, texts) == pytest.approx(1)
 
 
-def test_the_divergence_is_that_of_the_softmax_of_similarities_in_units_of_their_deviation():
+def vectors_of(passages: int) -> list[torch.Tensor]:
+    """Vectors of queries at a smaller size and at full depth, and of passages."""
     draw = torch.Generator().manual_seed(0)
-    wanted, texts = (torch.randn(count, 8, generator=draw, dtype=torch.float64) for count in (20, 50))
-    queries = wanted + 0.5 * torch.randn(20, 8, generator=draw, dtype=torch.float64)
-    full, own = (torch.cosine_similarity(its[:, None], texts[None], dim=2) for its in (wanted, queries))
-    p, q = ((its / (1.5 * full.std(dim=1).mean())).softmax(dim=1) for its in (full, own))
+    full, texts = (torch.randn(count, 8, generator=draw, dtype=torch.float64) for count in (20, passages))
+    return [full + 0.5 * torch.randn(20, 8, generator=draw, dtype=torch.float64), full, texts]
+
+
+def test_the_divergence_compares_the_softmax_of_similarities_in_units_of_their_deviation():
+    small, full, texts = vectors_of(50)
+    at_full, at_small = (torch.cosine_similarity(side[:, None], texts[None], dim=2) for side in (full, small))
+    p, q = ((cosines / (1.5 * at_full.std(dim=1).mean())).softmax(dim=1) for cosines in (at_full, at_small))
     naive = float((p * (p / q).log()).sum(dim=1).mean())
-    assert choice.divergence(queries, wanted, texts) == pytest.approx(naive, rel=1e-4)
-    assert choice.divergence(wanted, wanted, texts) == pytest.approx(0, abs=1e-6)
+    assert queries.divergence(small, full, texts) == pytest.approx(naive, rel=1e-4)
+    assert queries.divergence(full, full, texts) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_span_is_a_part_of_its_text_and_always_the_same():
@@ -60,28 +63,28 @@ def test_a_span_is_a_part_of_its_text_and_always_the_same():
 
 @pytest.mark.parametrize(("last", "depths"), [(1, []), (6, [1, 2, 3, 4]), (12, [2, 4, 6, 8])])
 def test_candidates_are_legal_lists_of_layers(last, depths):
-    assert choice.default_depths(last) == depths
+    assert layer_lists.default_depths(last) == depths
     for depth in depths:
-        lists = choice.candidates_of(depth, last)
+        lists = layer_lists.candidates_of(depth, last)
         assert len(lists) == depth - 1
-        for layers in [*lists, *chain(*map(choice.neighbours_of, lists))]:
+        for layers in [*lists, *chain(*map(layer_lists.neighbours_of, lists))]:
             assert len(layers) == depth and list(layers) == sorted({*layers})
             assert layers[0] == 1 and layers[-1] == last and {*layers} <= {*range(1, last + 1)}
-    assert choice.neighbours_of([1, 2, 6]) == [(1, 3, 6), (1, 4, 6), (1, 5, 6)]
+    assert layer_lists.neighbours_of([1, 2, 6]) == [(1, 3, 6), (1, 4, 6), (1, 5, 6)]
 
 
 def test_a_fit_takes_the_list_that_comes_closest(tiny_tokenizer):
     model, texts = tiny("bert", tiny_tokenizer), random_texts(200)
-    found = fit_exits(model, tiny_tokenizer, texts, depths=[1, 3], paths={4: [1, 2, 5, 6]}, static=False)
-    assert [*found.candidates] == [3] and {"1,2,6", "1,5,6"} < {*found.candidates[3]}
-    assert ",".join(map(str, found.paths[3].layers)) == next(iter(found.candidates[3]))
-    assert [*found.paths] == [3, 4] and Elasticity.of(model.config).exits == [1], "depth 1 is a prefix"
+    fit = fit_exits(model, tiny_tokenizer, texts, depths=[1, 3], paths={4: [1, 2, 5, 6]}, static=False)
+    assert [*fit.candidates] == [3] and {"1,2,6", "1,5,6"} < {*fit.candidates[3]}
+    assert ",".join(map(str, fit.paths[3].layers)) == next(iter(fit.candidates[3]))
+    assert [*fit.paths] == [3, 4] and Elasticity.of(model.config).exits == [1], "depth 1 is a prefix"
     measured = {}
-    for layers in found.candidates[3]:
+    for layers in fit.candidates[3]:
         named = [*map(int, layers.split(","))]
         other = tiny("bert", tiny_tokenizer)
         measured[layers] = fit_exits(other, tiny_tokenizer, texts, paths={3: named}, static=False).retrieval[3]
-    assert measured[next(iter(found.candidates[3]))] > sorted(measured.values())[1], "better than most"
+    assert measured[next(iter(fit.candidates[3]))] > sorted(measured.values())[1], "better than most"
 
 
 def test_an_interrupted_fit_continues_with_its_finished_parts(tiny_tokenizer, tmp_path, monkeypatch):
@@ -98,12 +101,12 @@ def test_an_interrupted_fit_continues_with_its_finished_parts(tiny_tokenizer, tm
     expected = fit_exits(whole, tiny_tokenizer, texts, depths=[2])
     model = tiny("bert", tiny_tokenizer)
     with monkeypatch.context() as patch:
-        patch.setattr("m3bert.exits.fit.ExitFit", interrupted)
+        patch.setattr("m3bert.exits.install.ExitFit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path)
     model.pooler.dense.weight.data.normal_()  # which many checkpoints leave to chance
     monkeypatch.setattr(RawStates, "pooled", counted)
-    monkeypatch.setattr("m3bert.exits.paths._read", interrupted)
+    monkeypatch.setattr("m3bert.exits.layer_rows.LayerReader.read", interrupted)
     assert fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path).record() == expected.record()
     assert 120 not in seen, "the texts are not encoded again"
     for name, tensor in whole.elastic.state_dict().items():

@@ -12,6 +12,7 @@ from transformers import AutoModel, BertConfig, BertModel
 from m3bert.encode.states import check_pooling
 from m3bert.evaluation import GridEncoder
 from m3bert.exits.passes import RawStates
+from m3bert.exits.plan import FitOptions, FitPlan
 from m3bert.modeling import M3BertModel
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.trainers import (
@@ -71,9 +72,9 @@ def test_an_exit_is_the_ridge_regression_to_the_normalised_embedding_of_the_last
     fit = fit_exits(model, tiny_tokenizer, texts, layers=[1, 2, 4], pooling=pooling, static=False)
     assert list(fit.layers) == Elasticity.of(model.config).exits == [1, 2, 4]
     target = truncate(raw[6], 32, normalize=True)
-    for layer, found in pooled(model, tiny_tokenizer, texts, [1, 2, 4], pooling).items():
+    for layer, vectors in pooled(model, tiny_tokenizer, texts, [1, 2, 4], pooling).items():
         expected = naive_ridge(raw[layer], target, fit.layers[layer].penalty)(raw[layer])
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(vectors, expected, atol=1e-4, rtol=1e-4)
     # The last layer is what it was, so an index of the original encoder stays valid.
     assert torch.equal(pooled(model, tiny_tokenizer, texts, [6], pooling)[6], raw[6])
 
@@ -105,9 +106,9 @@ def test_a_principal_basis_changes_no_cosine_at_full_width_and_orders_the_dims(m
 def test_an_exit_varies_as_the_last_layer_along_each_principal_axis(model, tiny_tokenizer):
     texts = random_texts(300)
     fit_exits(model, tiny_tokenizer, texts, layers=[2], basis="principal")
-    found = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
-    target = truncate(found[6], 32, normalize=True).var(dim=0)[:20]
-    torch.testing.assert_close(found[0].var(dim=0)[:20], target, atol=0, rtol=1e-2)
+    vectors = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
+    target = truncate(vectors[6], 32, normalize=True).var(dim=0)[:20]
+    torch.testing.assert_close(vectors[0].var(dim=0)[:20], target, atol=0, rtol=1e-2)
     alone = model.elastic.exits["2"](raw_state(model, tiny_tokenizer, texts)).var(dim=0)[:20]
     torch.testing.assert_close(alone.double(), target, atol=0, rtol=1e-2)
 
@@ -121,17 +122,17 @@ def raw_state(model, tokenizer, texts, layer: int = 2) -> torch.Tensor:
     return (state * mask).sum(dim=1) / mask.sum(dim=1)
 
 
-def test_the_report_is_that_of_texts_that_were_held_out(model, tiny_tokenizer, monkeypatch):
+def test_the_quality_is_measured_on_held_out_texts(model, tiny_tokenizer, monkeypatch):
     fit = fit_exits(model, tiny_tokenizer, random_texts(600), static=False)
-    r_squared = [its.r_squared for its in fit.layers.values()]
+    r_squared = [layer.r_squared for layer in fit.layers.values()]
     assert r_squared == sorted(r_squared), "deeper layers are nearer to the last one"
-    assert all(0 < its.r_squared < its.cosine < 1 for its in fit.layers.values())
+    assert all(0 < layer.r_squared < layer.cosine < 1 for layer in fit.layers.values())
     # Noise cannot be predicted on texts that were held out, however well it is fitted.
     noise = torch.randn(600, 32, generator=torch.Generator().manual_seed(1)).numpy()
     texts = random_texts(600)
     monkeypatch.setattr("m3bert.exits.sums.PENALTIES", (1e-6,))
     overfitted = fit_exits(model, tiny_tokenizer, texts, teacher=FakeTeacher(texts, noise))
-    assert max(its.r_squared for its in overfitted.layers.values()) < 0
+    assert max(layer.r_squared for layer in overfitted.layers.values()) < 0
 
 
 class FakeTeacher(TeacherEmbeddings):
@@ -165,9 +166,9 @@ def test_a_projection_becomes_the_exit_of_the_last_layer(model, tiny_tokenizer):
     raw = pooled(model, tiny_tokenizer, texts, [6])[6]
     fit = fit_exits(model, tiny_tokenizer, texts, layers=[2], projection=projection)
     assert fit.dim == 6 and model.config.output_dim == 6 and Elasticity.of(model.config).exits == [0, 2, 6]
-    found = pooled(model, tiny_tokenizer, texts, [2, 6])
-    torch.testing.assert_close(found[6][:, :6], projection(raw.float()).double(), atol=1e-5, rtol=1e-5)
-    assert not found[6][:, 6:].any() and not found[2][:, 6:].any()
+    vectors = pooled(model, tiny_tokenizer, texts, [2, 6])
+    torch.testing.assert_close(vectors[6][:, :6], projection(raw.float()).double(), atol=1e-5, rtol=1e-5)
+    assert not vectors[6][:, 6:].any() and not vectors[2][:, 6:].any()
 
 
 @pytest.mark.parametrize("width", [20, 32, 48])
@@ -187,24 +188,24 @@ def test_a_teacher_of_any_width_is_predicted_by_every_layer(model, tiny_tokenize
 @pytest.mark.parametrize("basis", ["last_layer", "principal"])
 @pytest.mark.parametrize("width", [20, 32, 48])
 def test_a_fitted_model_searches_an_index_of_any_width(model, tiny_tokenizer, width, basis):
-    """As close to the index as a ridge regression to its own dims; of a wider one, to its first principal axes."""
+    """As close to the index as a ridge regression to its dims; of a wider one, to its first principal axes."""
     texts = random_texts(400)
     raw = pooled(model, tiny_tokenizer, texts, [6])[6]
     index = truncate((raw @ torch.randn(32, width, dtype=torch.float64)).tanh(), width, normalize=True)
-    teacher = TeacherEmbeddings(texts[::-1], index.flip(0).float().numpy())  # found by text, in any order
+    teacher = TeacherEmbeddings(texts[::-1], index.flip(0).float().numpy())  # looked up by text, in any order
     fit = fit_exits(model, tiny_tokenizer, texts, layers=[2], teacher=teacher, basis=basis)
-    found = pooled(model, tiny_tokenizer, texts, [6])[6][:, : fit.dim]
+    vectors = pooled(model, tiny_tokenizer, texts, [6])[6][:, : fit.dim]
     if fit.to_target is None:
         assert basis == "last_layer" and width <= 32
     else:
         assert fit.to_target.shape == (fit.dim, width)
         torch.testing.assert_close(fit.to_target @ fit.to_target.T, torch.eye(fit.dim), atol=1e-5, rtol=0)
-        found = found @ fit.to_target.double()
-    assert found.shape == index.shape
+        vectors = vectors @ fit.to_target.double()
+    assert vectors.shape == index.shape
     best = naive_ridge(raw, index, 1e-4)(raw)
-    close, closest = (torch.cosine_similarity(its, index).mean() for its in (found, best))
+    close, closest = (torch.cosine_similarity(side, index).mean() for side in (vectors, best))
     assert close > 0.97 * closest
-    similarities = truncate(found, width, normalize=True) @ index.T
+    similarities = truncate(vectors, width, normalize=True) @ index.T
     assert (similarities.argmax(dim=1) == torch.arange(len(texts))).double().mean() > 0.8
 
 
@@ -243,16 +244,16 @@ if torch.distributed.get_rank() == 0:
 
 def test_two_processes_fit_what_one_does(tiny_tokenizer, tmp_path):
     run_two(tmp_path, FIT_OF_TWO)
-    found = torch.load(tmp_path / "fit.pt")
+    of_two = torch.load(tmp_path / "fit.pt")
     torch.manual_seed(5)
     model = M3BertModel(tiny_config())
     fit = fit_exits(model, tiny_tokenizer, {"a": random_texts(201), "b": random_texts(1, seed=3)})
     for name, tensor in model.elastic.exits.state_dict().items():
-        torch.testing.assert_close(found["exits"][name], tensor, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(of_two["exits"][name], tensor, atol=1e-4, rtol=1e-4)
     expected = fit.record()
-    for layer, its in expected["layers"].items():
-        assert found["record"]["layers"][layer] == pytest.approx(its, rel=1e-2)
-    assert found["record"] | {"layers": None} == expected | {"layers": None}
+    for layer, values in expected["layers"].items():
+        assert of_two["record"]["layers"][layer] == pytest.approx(values, rel=1e-2)
+    assert of_two["record"] | {"layers": None} == expected | {"layers": None}
 
 
 def test_too_few_texts_are_refused_with_the_number_wanted(model, tiny_tokenizer):
@@ -273,9 +274,33 @@ def test_states_that_are_not_finite_are_refused_with_their_layer(model, tiny_tok
     )
 
 
-def test_an_unknown_basis_is_refused(model, tiny_tokenizer):
-    with pytest.raises(ValueError, match="basis='pca' is unknown; legal values: last_layer, principal"):
-        fit_exits(model, tiny_tokenizer, random_texts(50), basis="pca")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"basis": "pca"}, "basis='pca' is unknown; legal values: last_layer, principal"),
+        ({"pooling": "max"}, "pooling='max' is unknown; legal values: mean, cls, lasttoken"),
+        ({"depths": [2, 6]}, r"depths=\[6\] must be within 0..5: the model has 6 layers"),
+        ({"paths": {2: [1, 5]}}, "a path must end in the last layer, 6"),
+        ({"max_length": 0}, "max_length=0 must be at least 1"),
+    ],
+)
+def test_a_plan_refuses_what_is_not_legal(model, tiny_tokenizer, changes, message):
+    with pytest.raises(ValueError, match=message):
+        FitPlan.of(model, tiny_tokenizer, FitOptions(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "paths", "chosen"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5], {}, []),
+        ({"static": False, "layers": [2, 6]}, [2], {}, []),
+        ({"depths": [1, 3]}, [0, 1], {}, [3]),
+        ({"paths": {3: [1, 2, 3], 2: [1, 6]}, "depths": [2, 4]}, [0, 3], {2: [1, 6]}, [4]),
+    ],
+)
+def test_a_plan_sorts_depths_into_prefixes_paths_and_choices(model, tiny_tokenizer, changes, layers, paths, chosen):
+    plan = FitPlan.of(model, tiny_tokenizer, FitOptions(**changes))
+    assert (plan.layers, plan.paths, plan.chosen) == (layers, paths, chosen)
 
 
 @pytest.mark.usefixtures("unmatched")
@@ -291,9 +316,9 @@ def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer,
     raw = pooled(bert, tiny_tokenizer, texts, [1, 3])
     fit = fit_exits(bert, tiny_tokenizer, texts, layers=[1], projection=projection, static=static)
     target = truncate(projection(raw[3].float()), dims, normalize=True).double()
-    found = {
-        layer: projection(its.float()).double()
-        for layer, its in pooled(bert, tiny_tokenizer, texts, fit.layers).items()
+    projected = {
+        layer: projection(vectors.float()).double()
+        for layer, vectors in pooled(bert, tiny_tokenizer, texts, fit.layers).items()
     }
     assert Elasticity.of(bert.config).exits == [*fit.layers] and bert.config.elastic["reads_all_dims"]
     if not static:
@@ -301,11 +326,11 @@ def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer,
         # The nearest that the projection reaches.
         weight, offset = projection.weight.detach().double(), projection(torch.zeros(32)).detach().double()
         expected = offset + (expected - offset) @ (weight @ torch.linalg.pinv(weight)).T
-        torch.testing.assert_close(found[1], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(projected[1], expected, atol=1e-4, rtol=1e-4)
     # Better than the state alone, which knows nothing of the table. A projection with a bias and more dims than the
     # hidden state does not reach normalised targets.
-    for layer, its in found.items() if dims == 24 or not bias else ():
-        error = (its - target).square().sum() / (target - target.mean(dim=0)).square().sum()
+    for layer, vectors in projected.items() if dims == 24 or not bias else ():
+        error = (vectors - target).square().sum() / (target - target.mean(dim=0)).square().sum()
         assert error < 1 - fit.layers[layer].r_squared + 0.05
 
 
@@ -331,16 +356,17 @@ def test_training_drops_the_exits_of_layers_that_it_does_not_train(model, tiny_t
 def features_of(model, tokenizer, texts):
     """The features of texts, token by token: every token as a text of its own, and its share in the texts."""
     special = set(tokenizer.all_special_ids)
-    ids = [[token for token in its if token not in special] for its in tokenizer(texts)["input_ids"]]
+    ids = [[token for token in row if token not in special] for row in tokenizer(texts)["input_ids"]]
     counts = torch.bincount(torch.tensor(sum(ids, [])), minlength=99).double()
-    own = {}
-    for token in sorted({token for its in ids for token in its}):
+    features = {}
+    for token in sorted({token for row in ids for token in row}):
         framed = torch.tensor([[0, token, 2]])
         states = nested_states(model, {"input_ids": framed, "attention_mask": torch.ones_like(framed)}, [6])
         alone, share = states.pooled(6, "mean")[0].detach().double(), counts[token] / counts.sum()
         vectors = (alone, model.embed_tokens.weight[token].detach().double())
-        own[token] = torch.cat([w * its for its in vectors for w in (1, *(a / (a + share) for a in (1e-3, 1e-4)))])
-    return torch.stack([torch.stack([own[token] for token in its]).mean(dim=0) for its in ids])
+        weights = (1, *(a / (a + share) for a in (1e-3, 1e-4)))
+        features[token] = torch.cat([weight * vector for vector in vectors for weight in weights])
+    return torch.stack([torch.stack([features[token] for token in row]).mean(dim=0) for row in ids])
 
 
 @pytest.mark.usefixtures("unmatched")
@@ -351,8 +377,8 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
     fit = fit_exits(model, tiny_tokenizer, texts, layers=[2])
     assert Elasticity.of(model.config).exits == Elasticity.of(model.config).table == [0, 2]
     table = naive_ridge(features, target, fit.layers[0].penalty)
-    found = pooled(model, tiny_tokenizer, texts, [0, 2])
-    torch.testing.assert_close(found[0], table(features), atol=1e-3, rtol=1e-3)
+    vectors = pooled(model, tiny_tokenizer, texts, [0, 2])
+    torch.testing.assert_close(vectors[0], table(features), atol=1e-3, rtol=1e-3)
     # The exit of layer 2 is fitted with tables that have not seen the text.
     fold = torch.tensor([_fold_of(text) for text in texts])
     static = torch.empty(300, 32, dtype=torch.float64)
@@ -361,8 +387,8 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
         static[fold == 1 - number] = fitted(features[fold == 1 - number])
     static[fold == 2] = naive_ridge(features[fold < 2], target[fold < 2], fit.layers[0].penalty)(features[fold == 2])
     joint = naive_ridge(torch.cat([raw[2], static], dim=1), target, fit.layers[2].penalty)
-    expected = joint(torch.cat([raw[2], found[0]], dim=1))
-    torch.testing.assert_close(found[2], expected, atol=1e-3, rtol=1e-3)
+    expected = joint(torch.cat([raw[2], vectors[0]], dim=1))
+    torch.testing.assert_close(vectors[2], expected, atol=1e-3, rtol=1e-3)
     # Beside it, the map that reads the state alone.
     alone = naive_ridge(raw[2], target, fit.state_only[2].penalty)
     torch.testing.assert_close(model.elastic.exits["2"](raw[2].float()).double(), alone(raw[2]), atol=1e-3, rtol=1e-3)
@@ -375,7 +401,7 @@ def _fold_of(text: str) -> int:
 
 
 @pytest.mark.parametrize(("prompt", "counts"), [("for the ", False), ("for the " * 5, True)], ids=["short", "long"])
-def test_a_static_state_leaves_out_special_tokens_and_those_of_a_short_prompt(model, tiny_tokenizer, prompt, counts):
+def test_a_static_state_leaves_out_special_tokens_and_a_short_prompt(model, tiny_tokenizer, prompt, counts):
     fit = fit_exits(model, tiny_tokenizer, random_texts(100), prompts=[prompt], layers=[2])
     prompted_ids = tiny_tokenizer("for the", add_special_tokens=False)["input_ids"]
     assert fit.prompts == [prompt]
@@ -401,15 +427,9 @@ def test_the_embeddings_of_the_vocabulary_are_kept(model, tiny_tokenizer, tmp_pa
     assert encoded.count(28) == encoded.count(100) == 1, "the vocabulary and the texts once"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocab_size": 300}, "tokens, and the model 300: it is not the tokenizer of this model"),
-        ({"vocab_size": 20}, "tokens, and the model 20: it is not the tokenizer of this model"),
-    ],
-)
-def test_a_tokenizer_of_another_model_is_refused(tiny_tokenizer, change, message):
-    model = M3BertModel(tiny_config(**change))
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("tokens", [20, 300])
+def test_a_tokenizer_of_another_model_is_refused(tiny_tokenizer, tokens):
+    model = M3BertModel(tiny_config(vocab_size=tokens))
+    with pytest.raises(ValueError, match=f"tokens, and the model {tokens}: it is not the tokenizer of this model"):
         fit_exits(model, tiny_tokenizer, random_texts(100))
     assert Elasticity.of(model.config).exits == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from transformers import CONFIG_MAPPING, AutoModel
 
 from m3bert.encode.states import nested_states
 from m3bert.encode.tokenized_texts import TokenizedTexts
-from m3bert.exits import paths, refit
+from m3bert.exits import layer_rows, paths, refit
+from m3bert.exits.layer_lists import gaps_of
 from m3bert.exits.passes import RawStates
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
@@ -58,22 +60,22 @@ def groups_of(tokenizer, count: int = 200) -> list:
     return list(TokenizedTexts({"texts": random_texts(count)}, tokenizer, 40, [""]))
 
 
-def test_a_solution_and_the_rise_of_its_error_without_an_input_are_those_of_the_rows():
+def test_a_solution_and_the_rise_of_its_error_without_an_input_equal_a_solve_with_all_rows():
     draw = np.random.default_rng(0)
     x, t = draw.normal(size=(80, 6)) * [1, 2, 3, 0.1, 1, 1], draw.normal(size=(80, 3))
     gram, cross = torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ t)
 
-    def naive(kept):
-        """The solution with rows for the penalty below those of the texts, and its error."""
-        penalty = np.diag(np.sqrt(1e-2 * (x**2).sum(0)))[:, kept]
-        rows, wanted = np.concatenate([x[:, kept], penalty]), np.concatenate([t, np.zeros((6, 3))])
-        weights = np.linalg.lstsq(rows, wanted, rcond=None)[0]
-        return weights, ((wanted - rows @ weights) ** 2).sum()
+    def naive(inputs):
+        """The solution with rows for the penalty below the rows of the texts, and its error."""
+        penalty = np.diag(np.sqrt(1e-2 * (x**2).sum(0)))[:, inputs]
+        rows, targets = np.concatenate([x[:, inputs], penalty]), np.concatenate([t, np.zeros((6, 3))])
+        weights = np.linalg.lstsq(rows, targets, rcond=None)[0]
+        return weights, ((targets - rows @ weights) ** 2).sum()
 
     weights, rises = refit.solve(gram, cross, 1e-2)
     expected, error = naive([*range(6)])
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
-    without = [naive([its for its in range(6) if its != gone])[1] - error for gone in range(6)]
+    without = [naive([number for number in range(6) if number != gone])[1] - error for gone in range(6)]
     np.testing.assert_allclose(rises, without, rtol=1e-6)
 
 
@@ -92,97 +94,94 @@ def test_units_that_the_target_needs_are_shortlisted_and_stay():
 def rows_of(encoder, tokenizer, layers) -> dict[str, torch.Tensor]:
     """What the layer before the first gap reads and gives, of each token, read text by text from the source, with what
     the next layer reads there."""
-    ends, own = feed_forward_of(encoder), layer_list(encoder, 6)[1]
-    place = paths.gaps_of(layers)[0]
-    layer, wanted, seen = own[layers[place] - 1], own[layers[place + 1] - 2], {}
+    ends, source = feed_forward_of(encoder), layer_list(encoder, 6)[1]
+    place = gaps_of(layers)[0]
+    layer, before, seen = source[layers[place] - 1], source[layers[place + 1] - 2], {}
     layer.get_submodule(ends.output).register_forward_hook(lambda m, a, o: seen.update(g=a[0], o=o))
     layer.get_submodule(ends.inner.names[0]).register_forward_hook(lambda m, a, o: seen.update(x=a[0]))
-    for name, module in (("end", layer), ("z", wanted)):
+    for name, module in (("end", layer), ("z", before)):
         if ends.norm:
             hooked = module.get_submodule(ends.norm)
             hooked.register_forward_pre_hook(lambda m, a, name=name: seen.update({name: a[0]}))
         else:
             module.register_forward_hook(lambda m, a, o, name=name: seen.update({name: hidden_of(o)}))
-    found = {name: [] for name in ("x", "g", "y", "z", "held")}
-    for its in (its for group in groups_of(tokenizer) for its in group):
+    rows = {name: [] for name in ("x", "g", "y", "z", "held")}
+    for text in (text for group in groups_of(tokenizer) for text in group):
         with torch.no_grad():
-            run_native(encoder, input_ids=torch.tensor([its.ids]))
-        held = paths.blake2b(its.text.encode(), digest_size=1).digest()[0] < paths.HELD_OUT * 256
-        seen["y"], seen["held"] = seen["end"] - seen["o"], torch.full((1, len(its.ids), 1), held)
-        for name, values in found.items():
+            run_native(encoder, input_ids=torch.tensor([text.ids]))
+        held = blake2b(text.text.encode(), digest_size=1).digest()[0] < layer_rows.HELD_OUT * 256
+        seen["y"], seen["held"] = seen["end"] - seen["o"], torch.full((1, len(text.ids), 1), held)
+        for name, values in rows.items():
             values.append(seen[name][0, int(encoder.config.model_type == "qwen3") :])
-    return {name: torch.cat(values) for name, values in found.items()}
+    return {name: torch.cat(values) for name, values in rows.items()}
 
 
 def test_a_refit_is_the_ridge_regression_over_tokens(encoder, tiny_tokenizer):
     raw = RawStates(encoder, tiny_tokenizer, "mean", 64)
     for layers in ([1, 2, 4, 5, 6], [1, 2, 3, 6]):
-        ((fit, tensors),) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
-        place = paths.gaps_of(layers)[0]
-        name, own = layer_list(encoder, 6)
+        (path,) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
+        place = gaps_of(layers)[0]
+        name, source = layer_list(encoder, 6)
         rows, ends = rows_of(copy.deepcopy(encoder), tiny_tokenizer, layers), feed_forward_of(encoder)
-        before = own[layers[place + 1] - 2]
+        before = source[layers[place + 1] - 2]
         deviation = rows["z"].std(dim=1, keepdim=True)
-        changed = replaced(own[layers[place] - 1], layer_tensors(tensors, name, place))
-        inner = [changed.get_submodule(its)(rows["x"]) for its in ends.inner.names]
+        changed = replaced(source[layers[place] - 1], layer_tensors(path.tensors, name, place))
+        inner = [changed.get_submodule(linear)(rows["x"]) for linear in ends.inner.names]
         units = ends.inner.units(ends.inner.parts(inner, rows["g"].shape[1]))
         held = rows["held"][:, 0]
         x = torch.nn.functional.pad(units / deviation, (1, 0), value=0.0)
         x[:, :1] = 1 / deviation if changed.get_submodule(ends.output).bias is not None else 0
-        x, wanted = x[~held].double(), ((rows["z"] - rows["y"]) / deviation)[~held].double()
+        x, target = x[~held].double(), ((rows["z"] - rows["y"]) / deviation)[~held].double()
         output = changed.get_submodule(ends.output)
-        solved = [refit.solve(x.T @ x, x.T @ wanted, penalty)[0][1:].T for penalty in refit.PENALTIES]
-        assert any(torch.allclose(output.weight.double(), its, rtol=2e-2, atol=2e-2) for its in solved)
+        solved = [refit.solve(x.T @ x, x.T @ target, penalty)[0][1:].T for penalty in refit.PENALTIES]
+        assert any(torch.allclose(output.weight.double(), weight, rtol=2e-2, atol=2e-2) for weight in solved)
         total = rows["y"] + output(units)
-        both = [its if ends.norm is None else before.get_submodule(ends.norm)(its) for its in (total, rows["z"])]
-        made, wanted = ((its / (1 if ends.norm else deviation))[held] for its in both)
-        explained = 1 - (made - wanted).square().sum() / (wanted - wanted.mean(dim=0)).square().sum()
-        assert fit.r_squared[0] == pytest.approx(explained.item(), abs=5e-3) and 0 < fit.borrowed[0] < units.shape[1]
+        norm = torch.nn.Identity() if ends.norm is None else before.get_submodule(ends.norm)
+        made, target = ((norm(z) / (1 if ends.norm else deviation))[held] for z in (total, rows["z"]))
+        explained = 1 - (made - target).square().sum() / (target - target.mean(dim=0)).square().sum()
+        assert path.fit.r_squared[0] == pytest.approx(explained.item(), abs=5e-3)
+        assert 0 < path.fit.borrowed[0] < units.shape[1]
 
 
 def layer_tensors(tensors, name, place) -> dict[str, torch.Tensor]:
     start = f"{name}.{place}."
-    return {key.removeprefix(start): its for key, its in tensors.items() if key.startswith(start)}
+    return {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3_text"])
 def test_a_refit_without_a_gap_gives_back_the_layer(family, tiny_tokenizer):
     encoder = tiny(family, tiny_tokenizer)
-    raw, own, ends = (
-        RawStates(encoder, tiny_tokenizer, "mean", 64),
-        layer_list(encoder, 6)[1],
-        feed_forward_of(encoder),
-    )
-    found = refit.Refit(ends, own[1], {2: own[1]})
+    reader = layer_rows.LayerReader.of(RawStates(encoder, tiny_tokenizer, "mean", 64))
+    layer, ends = reader.layers[1], reader.ends
+    sums = refit.Refit(ends, layer, {2: layer})
     with torch.no_grad():
-        for held_out, inputs, real in paths._batches(raw, groups_of(tiny_tokenizer), None):
-            rows = paths._read(raw, [1, 2], own, [2], ends, inputs)[0][2]
-            rows = {name: its[real] for name, its in rows.items()}
-            found.add(**{name: rows[name] for name in "xgy"}, z={2: rows["z"]}, held_out=held_out)
-    tensors, r_squared, borrowed = found.best()
-    assert borrowed == 0 and r_squared > (0.9 if ends.behind else 0.999)  # a norm behind W gets another scale
+        for batch in reader.batches(groups_of(tiny_tokenizer), None):
+            rows = reader.read([1, 2], reader.layers, [2], batch).rows[2].of(batch.real)
+            sums.add(rows, {2: rows.z}, held_out=batch.held_out)
+        refitted = sums.best()
+    assert refitted.borrowed == 0
+    assert refitted.explained > (0.9 if ends.behind else 0.999)  # a norm behind W gets another scale
     if family in ("modernbert", "qwen3"):  # the matrix itself, up to the penalty
-        torch.testing.assert_close(
-            tensors[f"{ends.output}.weight"], own[1].get_submodule(ends.output).weight, atol=2e-2, rtol=2e-2
-        )
+        weights = refitted.tensors[f"{ends.output}.weight"], layer.get_submodule(ends.output).weight
+        torch.testing.assert_close(*weights, atol=2e-2, rtol=2e-2)
 
 
 def test_a_depth_is_closer_with_a_refit_and_closer_still_with_borrowed_units(tiny_tokenizer, monkeypatch):
     encoder = make_elastic(tiny("bert", tiny_tokenizer))
-    raw, layers, found = RawStates(encoder, tiny_tokenizer, "mean", 64), [1, 2, 6], []
-    ids = [its.ids for its in groups_of(tiny_tokenizer)[0]]
+    raw, layers, cosines = RawStates(encoder, tiny_tokenizer, "mean", 64), [1, 2, 6], []
+    ids = [text.ids for text in groups_of(tiny_tokenizer)[0]]
     whole = raw.pooled(ids, [6])[6]
-    ((_, borrowed),) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
+    (borrowed,) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
     monkeypatch.setattr(paths, "Refit", lambda ends, layer, targets, skipped: refit.Refit(ends, layer, targets))
-    ((_, own),) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
-    for tensors in ({}, own, borrowed):
+    (alone,) = paths.fit_paths(raw, groups_of(tiny_tokenizer), [layers])
+    for tensors in ({}, alone.tensors, borrowed.tensors):
         encoder.set_depths(paths={3: (layers, tensors)})
-        found.append(float(torch.cosine_similarity(raw.pooled(ids, [3])[3], whole).mean()))
-    assert found[0] < found[1] < found[2]
+        cosines.append(float(torch.cosine_similarity(raw.pooled(ids, [3])[3], whole).mean()))
+    assert cosines[0] < cosines[1] < cosines[2]
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_states_at_a_path_are_those_of_its_layers(encoder, tiny_tokenizer, static):
+def test_a_path_has_the_hidden_states_of_its_layers(encoder, tiny_tokenizer, static):
     texts = random_texts(120)
     fit = fit_exits(encoder, tiny_tokenizer, texts, paths={2: [1, 6], 4: [1, 2, 5, 6]}, layers=[3], static=static)
     spec, table = Elasticity.of(encoder.config), [0] if static else []
@@ -206,7 +205,7 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(encoder, tiny_tokenizer, 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("m3bert.exits.fit.fit_paths", interrupted)
+    monkeypatch.setattr("m3bert.exits.solve.fit_paths", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit_exits(encoder, tiny_tokenizer, texts, paths={4: [1, 2, 5, 6]}, static=False)
     assert encoder.config.elastic == elastic and encoder.state_dict().keys() == weights.keys()

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from m3bert.commands import fit, trim
+from m3bert.commands import trim
 from m3bert.commands.training_data import DataArguments, read_data
 from m3bert.data.files import load_files
 from m3bert.data.formats import number_of, text_of
 from m3bert.data.hub_data import load_hub
 from m3bert.data.preparing import texts_by_language
 from m3bert.data.target_vectors import read_target_vectors
+from m3bert.data.text_files import TextFiles
 from m3bert.evaluation.own_data import _read_table, labels_task, pairs_task
 from m3bert.evaluation.readers import load_task
 from m3bert.index.corpus import Corpus
@@ -81,7 +82,7 @@ def test_every_command_reads_texts_as_they_are(tmp_path, tiny_checkpoint):
             "evaluate --classification": labels.train_labels,
             "evaluate --classification, test": labels.test_labels,
             "evaluate --pairs": pairs.texts["sentence1"],
-            "fit, train --streaming": [row["text"] for row in fit.streams_of([file], "text")[file]],
+            "fit, train --streaming": [row["text"] for row in TextFiles([file]).streams[file]],
             "trim": list(trim.texts_of([file], options)()),
             "prepare": texts_by_language([file], "text", None)["en"]["text"][:],
             "mine, train": read_data(DataArguments(train_files=[file]))["text"][:],

@@ -1,0 +1,85 @@
+"""The maps, the layers and the refits of a fit, from what it has read of its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..encode.projection import Projection
+from .choice import choose
+from .encode import Encoded
+from .passes import REFIT_TEXTS
+from .paths import QuickRefits, fit_paths
+from .plan import FitPlan
+from .queries import Queries
+from .record import Choice, RefittedPath
+from .ridge import apply_affine
+from .sums import ExitMaps
+
+
+@dataclass(frozen=True)
+class AfterLast:
+    """What follows the last layer, for pooled hidden states `(texts, hidden_size)`: a projection that stays, an exit
+    `(1 + hidden_size, hidden_size)`, or nothing."""
+
+    projection: Projection | None
+    exit: torch.Tensor | None = None
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        if self.projection is not None:
+            return self.projection.to(states.device)(states.float())
+        return states if self.exit is None else apply_affine(self.exit, states.double())
+
+
+@dataclass(frozen=True)
+class Solution:
+    """
+    All that is put into a model.
+
+    Args:
+        maps ([`ExitMaps`]): The maps of prefixes and of the table.
+        last_exit (`torch.Tensor` of shape `(1 + hidden_size, hidden_size)`, *optional*): The exit of the last layer,
+            which is the exit of paths, too.
+        paths (`dict[int, RefittedPath]`): Depth -> its path.
+        choices (`dict[int, Choice]`): Depth -> what its layers were compared with.
+        queries ([`Queries`]): What depths are measured on, in the space after the last layer.
+    """
+
+    maps: ExitMaps
+    last_exit: torch.Tensor | None
+    paths: Mapping[int, RefittedPath]
+    choices: Mapping[int, Choice]
+    queries: Queries
+
+
+def solve(plan: FitPlan, encoded: Encoded) -> Solution:
+    """Solve for the exits, choose the layers of depths, and refit paths. The depths of the encoder are changed."""
+    maps = ExitMaps(encoded.sums, plan.options.basis, plan.config, plan.staying)
+    last_exit = _last_exit(plan, maps)
+    queries = encoded.queries if plan.staying is not None else encoded.queries.mapped(maps.to_space)
+    raw, parts, description = encoded.passes.raw, encoded.parts, plan.options.description
+    paths, choices, fitted = plan.paths, {}, {}
+    if plan.chosen or paths:
+        texts, label = encoded.passes.sampled(REFIT_TEXTS), description and "Refitting layers"
+        if plan.chosen:
+            after = AfterLast(plan.staying, last_exit)
+            choices = parts(
+                "choice",
+                lambda: choose(raw, plan.chosen, queries, QuickRefits.fit(raw, texts, label), after, label),
+            )
+            paths = dict(sorted((paths | {depth: choice.layers for depth, choice in choices.items()}).items()))
+        refits = parts("refits", lambda: fit_paths(raw, texts, paths.values(), label))
+        fitted = dict(zip(paths, refits, strict=True))
+    return Solution(maps, last_exit, fitted, choices, queries)
+
+
+def _last_exit(plan: FitPlan, maps: ExitMaps) -> torch.Tensor | None:
+    """The exit of the last layer: the map to a teacher, or the projection and the rotation of the basis."""
+    if plan.last in maps.state_only:
+        return maps.state_only[plan.last].affine
+    if plan.staying is not None or (plan.options.basis == "last_layer" and plan.projection is None):
+        return None
+    weight = torch.eye(plan.config.hidden_size) if plan.projection is None else plan.projection.weight
+    return torch.nn.functional.pad(weight.to(maps.to_space).T, (0, 0, 1, 0)) @ maps.to_space
