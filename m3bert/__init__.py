@@ -1,63 +1,103 @@
 """
 m3BERT: elastic text encoders. One checkpoint, loaded with the layers and dimensions that you can afford.
 
-All public names are here: the architecture, the conversion, the trainers and the evaluation. Each is imported when it
-is first used, so `import m3bert` imports no torch.
+The names that most users need are here. `m3bert.trainers`, `m3bert.evaluation` and `m3bert.index` have all names of
+training, evaluation and indexes. Each name is imported when it is first used, so `import m3bert` imports no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import evaluation, trainers
+from .utils.lazy import face
 
 
 if TYPE_CHECKING:
+    from .data.teacher import TeacherEmbeddings as TeacherEmbeddings
     from .data.text_files import TextFiles as TextFiles
-    from .evaluation import *  # noqa: F403
+    from .encode.encoder import GridEncoder as GridEncoder
+    from .encode.granularity import Granularity as Granularity, Grid as Grid
+    from .evaluation.grid_evaluation import evaluate_grid as evaluate_grid
+    from .evaluation.grid_evaluator import GridEvaluator as GridEvaluator
+    from .evaluation.readers import load_task as load_task
+    from .exits.fit import fit_exits as fit_exits
     from .exits.plan import FitOptions as FitOptions
     from .exits.repository import fit as fit
-    from .modeling import *  # noqa: F403
+    from .index import Corpus as Corpus, Index as Index, Plan as Plan
+    from .modeling import (
+        M3BertConfig as M3BertConfig,
+        M3BertForMaskedLM as M3BertForMaskedLM,
+        M3BertForSequenceClassification as M3BertForSequenceClassification,
+        M3BertForTokenClassification as M3BertForTokenClassification,
+        M3BertModel as M3BertModel,
+        M3BertQuantizer as M3BertQuantizer,
+    )
+    from .modeling.modeling_elastic import make_elastic as make_elastic
+    from .models.auto import load_model as load_model
     from .models.conversion import convert_to_m3bert as convert_to_m3bert
     from .models.native import convert_to_native as convert_to_native
     from .models.settings import EmbeddingSettings as EmbeddingSettings
     from .models.trim import trim as trim
-    from .trainers import *  # noqa: F403
+    from .trainers import (
+        ContrastiveConfig as ContrastiveConfig,
+        ContrastiveTrainer as ContrastiveTrainer,
+        EspressoConfig as EspressoConfig,
+        EspressoTrainer as EspressoTrainer,
+        ExitDistillationConfig as ExitDistillationConfig,
+        ExitDistillationTrainer as ExitDistillationTrainer,
+        IBKDConfig as IBKDConfig,
+        IBKDFinetuningConfig as IBKDFinetuningConfig,
+        IBKDFinetuningTrainer as IBKDFinetuningTrainer,
+        IBKDTrainer as IBKDTrainer,
+        Matryoshka2dConfig as Matryoshka2dConfig,
+        Matryoshka2dTrainer as Matryoshka2dTrainer,
+        MatryoshkaDistillationConfig as MatryoshkaDistillationConfig,
+        MatryoshkaDistillationTrainer as MatryoshkaDistillationTrainer,
+        MICConfig as MICConfig,
+        MICTrainer as MICTrainer,
+        MIPICConfig as MIPICConfig,
+        MIPICTrainer as MIPICTrainer,
+        MixtureConfig as MixtureConfig,
+        MixtureTrainer as MixtureTrainer,
+        MultigranularMLMConfig as MultigranularMLMConfig,
+        MultigranularMLMTrainer as MultigranularMLMTrainer,
+        NestedLoss as NestedLoss,
+        QAMAConfig as QAMAConfig,
+        QAMATrainer as QAMATrainer,
+        ScoredPairsConfig as ScoredPairsConfig,
+        ScoredPairsTrainer as ScoredPairsTrainer,
+        SimCSEConfig as SimCSEConfig,
+        SimCSETrainer as SimCSETrainer,
+        StarbucksConfig as StarbucksConfig,
+        StarbucksTrainer as StarbucksTrainer,
+    )
 
 __version__ = "0.2.0"
 
-# Importing the architecture imports torch, so its names are spelled out.
-ARCHITECTURE = (
-    "M3BertConfig",
-    "M3BertForMaskedLM",
-    "M3BertForSequenceClassification",
-    "M3BertForTokenClassification",
-    "M3BertModel",
-    "M3BertPreTrainedModel",
-    "M3BertQuantizer",
-    "M3BertQuantizerConfig",
-)
-MODULES = {
-    "EmbeddingSettings": "models.settings",
-    "FitOptions": "exits.plan",
-    "TextFiles": "data.text_files",
-    "convert_to_m3bert": "models.conversion",
-    "convert_to_native": "models.native",
-    "fit": "exits.repository",
-    "trim": "models.trim",
+# Module -> its public names, as type checkers see them above.
+EXPORTS = {
+    ".data.teacher": "TeacherEmbeddings",
+    ".data.text_files": "TextFiles",
+    ".encode.encoder": "GridEncoder",
+    ".encode.granularity": "Granularity Grid",
+    ".evaluation.grid_evaluation": "evaluate_grid",
+    ".evaluation.grid_evaluator": "GridEvaluator",
+    ".evaluation.readers": "load_task",
+    ".exits.fit": "fit_exits",
+    ".exits.plan": "FitOptions",
+    ".exits.repository": "fit",
+    ".index": "Corpus Index Plan",
+    ".modeling": "M3BertConfig M3BertForMaskedLM M3BertForSequenceClassification M3BertForTokenClassification "
+    "M3BertModel M3BertQuantizer",
+    ".modeling.modeling_elastic": "make_elastic",
+    ".models.auto": "load_model",
+    ".models.conversion": "convert_to_m3bert",
+    ".models.native": "convert_to_native",
+    ".models.settings": "EmbeddingSettings",
+    ".models.trim": "trim",
+    ".trainers": "ContrastiveConfig ContrastiveTrainer EspressoConfig EspressoTrainer ExitDistillationConfig "
+    "ExitDistillationTrainer IBKDConfig IBKDFinetuningConfig IBKDFinetuningTrainer IBKDTrainer Matryoshka2dConfig "
+    "Matryoshka2dTrainer MatryoshkaDistillationConfig MatryoshkaDistillationTrainer MICConfig MICTrainer MIPICConfig "
+    "MIPICTrainer MixtureConfig MixtureTrainer MultigranularMLMConfig MultigranularMLMTrainer NestedLoss QAMAConfig "
+    "QAMATrainer ScoredPairsConfig ScoredPairsTrainer SimCSEConfig SimCSETrainer StarbucksConfig StarbucksTrainer",
 }
-__all__ = sorted(("__version__", *ARCHITECTURE, *MODULES, *trainers.__all__, *evaluation.__all__))
-
-
-def __getattr__(name: str) -> Any:
-    if name in ARCHITECTURE:
-        return getattr(import_module(".modeling", __name__), name)
-    if name in MODULES:
-        return getattr(import_module(f".{MODULES[name]}", __name__), name)
-    for package in (trainers, evaluation):
-        if name in package.__all__:
-            return getattr(package, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, names = face(__name__, EXPORTS)
+__all__ = ["__version__", *names]

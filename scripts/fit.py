@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.formats import check_files
 from ..models.repository import MODEL_FILES
+from ..utils.columns import fields_of
 from .command import add_compute_options, argument_parser, check_overwriting, compute_of, next_step
 
 
@@ -208,10 +209,11 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.target_vectors and options.teacher:
         raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
-    compute = compute_of(options)
     check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
-    for file in options.target_vectors or ():
-        check_files([file], (options.text_column, options.vector_column))
+    for file in options.files or options.target_vectors:
+        columns = (options.text_column,) if options.files else (options.text_column, options.vector_column)
+        check_files([file], [field for column in columns for field in fields_of(column)])
+    compute = compute_of(options)
     from ..data.target_vectors import read_target_vectors
     from ..data.text_files import TextFiles
     from ..exits.repository import fit
