@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.formats import check_files
 from ..models.repository import MODEL_FILES
+from ..utils.columns import fields_of
 from .command import add_compute_options, argument_parser, check_overwriting, compute_of, next_step
 
 
@@ -198,8 +199,9 @@ def main(arguments: list[str]) -> None:
         raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
     compute = compute_of(options)
     check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
-    for file in options.target_vectors or ():
-        check_files([file], (options.text_column, options.vector_column))
+    columns = fields_of(options.text_column) if options.files else [options.text_column, options.vector_column]
+    for file in options.files or options.target_vectors:  # before anything heavy is imported
+        check_files([file], columns)
     from ..data.target_vectors import read_target_vectors
     from ..data.text_files import TextFiles
     from ..exits.repository import fit
