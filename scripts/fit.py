@@ -210,9 +210,9 @@ def main(arguments: list[str]) -> None:
     if options.target_vectors and options.teacher:
         raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
     check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
-    for file in options.files or options.target_vectors:
-        columns = (options.text_column,) if options.files else (options.text_column, options.vector_column)
-        check_files([file], [field for column in columns for field in fields_of(column)])
+    columns = fields_of(options.text_column) if options.files else [options.text_column, options.vector_column]
+    for file in options.files or options.target_vectors:  # before anything heavy is imported
+        check_files([file], columns)
     compute = compute_of(options)
     from ..data.target_vectors import read_target_vectors
     from ..data.text_files import TextFiles
