@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..encode.projection import Projection
+from .centred import centred
 from .choice import choose
 from .encode import Encoded
 from .passes import REFIT_TEXTS
@@ -63,8 +64,8 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
     paths, choices, fitted = plan.paths, {}, {}
     if plan.chosen or paths:
         texts, label = encoded.passes.sampled(REFIT_TEXTS), description and "Refitting layers"
+        after = AfterLast(plan.staying, last_exit)
         if plan.chosen:
-            after = AfterLast(plan.staying, last_exit)
             choices = parts(
                 "choice",
                 lambda: choose(raw, plan.chosen, queries, QuickRefits.fit(raw, texts, label), after, label),
@@ -72,6 +73,7 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
             paths = dict(sorted((paths | {depth: choice.layers for depth, choice in choices.items()}).items()))
         refits = parts("refits", lambda: fit_paths(raw, texts, paths.values(), label))
         fitted = dict(zip(paths, refits, strict=True))
+        fitted = centred(raw, fitted, queries, after)
     return Solution(maps, last_exit, fitted, choices, queries)
 
 

@@ -13,8 +13,11 @@ from transformers import CONFIG_MAPPING, AutoModel
 from m3bert.encode.states import nested_states
 from m3bert.encode.tokenized_texts import TokenizedTexts
 from m3bert.exits import layer_rows, paths, refit
+from m3bert.exits.centred import centred
 from m3bert.exits.layer_lists import gaps_of
 from m3bert.exits.passes import RawStates
+from m3bert.exits.queries import Measured, Queries
+from m3bert.exits.record import PathFit, RefittedPath
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
@@ -220,3 +223,25 @@ def test_a_path_has_the_exit_of_the_last_layer_alone(tiny_tokenizer, basis):
     assert spec.exits == ([] if basis == "last_layer" else [2, 6])
     if basis == "principal":
         assert torch.equal(exits["2"].weight, exits["6"].weight) and torch.equal(exits["2"].bias, exits["6"].bias)
+
+
+@pytest.mark.parametrize("closer", [True, False])
+def test_a_path_gets_the_mean_of_the_whole_model_where_that_brings_queries_closer(tiny_tokenizer, monkeypatch, closer):
+    encoder, groups = make_elastic(tiny("bert", tiny_tokenizer)), groups_of(tiny_tokenizer)
+    raw, ids = RawStates(encoder, tiny_tokenizer, "mean", 16), [text.ids for group in groups for text in group]
+    full = raw.pooled(ids, [6])[6]
+    path = RefittedPath(PathFit([1, 2, 6], [], []), {})
+    measures = iter([0.1, 0.2] if closer else [0.2, 0.2])  # with the mean, and without it
+    monkeypatch.setattr(Queries, "measured", lambda self, vectors: Measured(next(measures), 0.0))
+    (result,) = centred(raw, {3: path}, Queries(ids, full, full), lambda vectors: vectors).values()
+    encoder.set_depths(paths={3: (path.fit.layers, result.tensors)})
+    means = raw.pooled(ids, [3])[3].mean(dim=0), full.mean(dim=0)
+    assert ([*result.tensors] == ["encoder.layer.2.output.LayerNorm.bias"]) == closer
+    assert torch.allclose(*means, atol=1e-5) == closer
+
+
+def test_an_encoder_with_a_norm_after_its_layers_is_not_centred(tiny_tokenizer):
+    encoder = make_elastic(tiny("modernbert", tiny_tokenizer))
+    raw, paths_of = RawStates(encoder, tiny_tokenizer, "mean", 16), {3: RefittedPath(PathFit([1, 2, 6], [], []), {})}
+    queries = Queries([], torch.zeros(0, 32), torch.zeros(0, 32))
+    assert centred(raw, paths_of, queries, lambda vectors: vectors) == paths_of
