@@ -71,7 +71,7 @@ def test_a_word_is_compared_without_case_accents_and_forms_of_unicode():
 # models, cards, Python's own documentation, a text that is shown in one line, a list of stop words.
 OTHERS = """
 durable help_texts lazy qdrant_engine quickstart composition papers files stdlib_docs upload own_data command
-preparing hybrid mteb_meta search formats training_record sections publication modeling_elastic settings_m3bert
+preparing hybrid mteb_meta search formats training_record sections publication files_elastic settings
 """
 
 

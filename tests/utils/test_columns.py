@@ -26,7 +26,7 @@ def test_columns_are_known_by_their_names_in_any_order(actual, expected):
 
 
 @pytest.mark.parametrize(
-    "found",
+    "actual",
     [
         ["source", "anchor", "positive"],
         ["anchor", "query", "positive"],
