@@ -15,6 +15,9 @@ from .queries import Queries
 from .record import RefittedPath
 
 
+CLEARLY = 0.9  # share of the divergence that is left at most; an error that all texts share leaves about half
+
+
 @torch.no_grad()
 def centred(
     raw: RawStates,
@@ -26,8 +29,8 @@ def centred(
     Add the difference of the mean pooled hidden states, at full depth less at the depth of a path, to the bias of the
     norm that closes the last layer: where all vectors point in about one direction, the layers after a gap leave an
     error that is the same for all texts. Pooling averages tokens or takes one, so the bias moves a vector as it is.
-    Paths whose queries do not come closer to the whole model stay as they are, and so do encoders whose last layer
-    does not close with a norm that has a bias. The depths of the encoder are changed.
+    Paths whose queries do not come clearly closer to the whole model stay as they are, and so do encoders whose last
+    layer does not close with a norm that has a bias. The depths of the encoder are changed.
 
     Args:
         raw ([`RawStates`]): The encoder.
@@ -49,7 +52,8 @@ def centred(
     for depth, path in paths.items():
         vectors = pooled[depth]
         shift = (full - sum_over_ranks(vectors.double().sum(dim=0)) / count).to(vectors)
-        if queries.measured(after(vectors + shift)) < queries.measured(after(vectors)):
+        moved, unmoved = (queries.measured(after(states)).divergence for states in (vectors + shift, vectors))
+        if moved < CLEARLY * unmoved:
             name = f"{reader.name}.{depth - 1}.{reader.ends.norm}.bias"
             path = replace(path, tensors={**path.tensors, name: bias + shift.to(bias)})
         results[depth] = path

@@ -231,7 +231,7 @@ def test_a_path_gets_the_mean_of_the_whole_model_where_that_brings_queries_close
     raw, ids = RawStates(encoder, tiny_tokenizer, "mean", 16), [text.ids for group in groups for text in group]
     full = raw.pooled(ids, [6])[6]
     path = RefittedPath(PathFit([1, 2, 6], [], []), {})
-    measures = iter([0.1, 0.2] if closer else [0.2, 0.2])  # with the mean, and without it
+    measures = iter([0.1 if closer else 0.19, 0.2])  # with the mean, and without it
     monkeypatch.setattr(Queries, "measured", lambda self, vectors: Measured(next(measures), 0.0))
     (result,) = centred(raw, {3: path}, Queries(ids, full, full), lambda vectors: vectors).values()
     encoder.set_depths(paths={3: (path.fit.layers, result.tensors)})
