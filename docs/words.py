@@ -2,7 +2,8 @@
 Words that readers should not meet, and the field's words for them. `make docs` runs this.
 
 It reads the README, these pages, the template of the cards, and every text in the code: help, errors, docstrings.
-Code in backticks and blocks is left out: names of options, values and classes are not prose.
+Code in backticks and blocks is left out: names of options, values and classes are not prose. Variables and arguments
+have the name of what they hold: [`VAGUE`] names say nothing of it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ WORDS = {
     r"so many": "give the number, or its name",
     r"as it is said": "leave it out",
 }
+VAGUE = {"found", "its", "own", "kept", "wanted"}
 # Place (file, text around the word) -> why the word may stand there.
 ALLOWED = {
     ("hub_cards/embed.md", "states"): "lines of Python on the card",
@@ -87,18 +89,28 @@ def texts(root: Path = ROOT) -> Iterator[tuple[str, int, str]]:
                 yield name, node.lineno, node.value
 
 
-def hits(found: Iterator[tuple[str, int, str]]) -> Iterator[Hit]:
+def hits(passages: Iterator[tuple[str, int, str]]) -> Iterator[Hit]:
     """The old words in some texts, those of [`ALLOWED`] places included."""
     patterns = [
         (re.compile(rf"(?<![\w-])({word})(?![\w])".replace(" ", r"\s"), re.IGNORECASE), better)
         for word, better in WORDS.items()
     ]
-    for file, first, text in found:
+    for file, first, text in passages:
         plain = prose(text)
         for pattern, better in patterns:
             for match in pattern.finditer(plain):
                 around = " ".join(plain[max(0, match.start() - 40) : match.end() + 40].split())
                 yield Hit(file, first + plain.count("\n", 0, match.start()), around, better)
+
+
+def vague_names(root: Path = ROOT) -> Iterator[Hit]:
+    """The variables and arguments of the package with a vague name."""
+    for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.id if stored else node.arg if isinstance(node, ast.arg) else None
+            if name in VAGUE:
+                yield Hit(str(file.relative_to(root)), node.lineno, name, "the name of what it holds")
 
 
 def allowance(hit: Hit) -> tuple[str, str] | None:
@@ -107,7 +119,7 @@ def allowance(hit: Hit) -> tuple[str, str] | None:
 
 
 if __name__ == "__main__":
-    left = [hit for hit in hits(texts()) if allowance(hit) is None]
+    left = [*(hit for hit in hits(texts()) if allowance(hit) is None), *vague_names()]
     for hit in left:
         print(f"{hit.file}:{hit.line}: {hit.text!r}: {hit.better}", file=sys.stderr)
     sys.exit(bool(left))

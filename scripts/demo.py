@@ -208,8 +208,12 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
                 names = [(in_words(each, full.layer), each) for each in layers]
                 layer = gr.Radio(names, value=layers[0 if exits else len(layers) // 2], label="Layers of the question")
                 dim = gr.Radio(encoder.grid.dims, value=full.dim, label="Dims: the leading numbers of each vector")
-                codes = [its for its in PRECISIONS.values() if encoder.quantizer is not None or not its.learned]
-                stored = [(f"{its.name}: {its.words}", its.name) for its in codes]
+                codes = [
+                    precision
+                    for precision in PRECISIONS.values()
+                    if encoder.quantizer is not None or not precision.learned
+                ]
+                stored = [(f"{code.name}: {code.words}", code.name) for code in codes]
                 code = gr.Radio(stored, value="int8", label="Precision of the document vectors")
             with gr.Column(scale=5, min_width=320):
                 lists, figure = gr.HTML(elem_classes="found"), gr.HTML()

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from ..data.teacher import Teacher as Teacher, TeacherEmbeddings as TeacherEmbeddings
     from ..encode.granularity import Granularity as Granularity, Grid as Grid
     from ..encode.projection import Projection as Projection
+    from ..encode.ranks import RankRows as RankRows
     from ..encode.states import NestedStates as NestedStates, nested_states as nested_states, truncate as truncate
     from ..exits.fit import fit_exits as fit_exits
     from ..exits.record import ExitFit as ExitFit
+    from ..utils.help_texts import described as described
     from ..utils.papers import Identity as Identity, Paper as Paper
     from .baselines.espresso import (
         Espresso as Espresso,
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
 EXPORTS = {
     "..encode.granularity": "Granularity Grid",
     "..encode.projection": "Projection",
+    "..encode.ranks": "RankRows",
     "..encode.states": "NestedStates nested_states truncate",
     "..exits.fit": "fit_exits",
     "..exits.record": "ExitFit",
@@ -116,6 +119,7 @@ EXPORTS = {
     ".core.composition": "Composition",
     ".core.model": "NestedModel",
     ".core.objective": "NestedBatch Objective Term",
+    "..utils.help_texts": "described",
     "..utils.papers": "Identity Paper",
     ".core.trainer": "NestedTrainer",
     "..data.collators": "TextColumnsCollator",

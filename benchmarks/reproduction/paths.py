@@ -9,12 +9,12 @@ Paths: models of fewer layers, which embed into the space of the whole encoder w
     python -m benchmarks.reproduction.report                           # write the tables
 
 `m3bert fit` fits to every fourth of the 20,000 texts of benchmarks.reproduction.exits, and to the 5,000 passages of
-msmarco-mini, and mpnet to half of these; none is of Cranfield, CISI or NPL. It chooses the layers of each depth. Queries are then embedded by the
-native export of the path, a plain model that sentence-transformers loads without remote code, and documents by the
-whole encoder, or by the deepest path: nDCG@10, 128 tokens per text. STS and Tatoeba are embedded by the deepest path
-alone.
-`benchmarks.reproduction.encoders` makes the folders of e5, mpnet and smollm2; `m3bert trim` makes e5 smaller, with the
-same vectors. paths_with_exits_*.json hold the results of an earlier form of paths, with an exit, on other texts.
+msmarco-mini, and mpnet to half of these; none is of Cranfield, CISI or NPL. It chooses the layers of each depth.
+Queries are then embedded by the native export of the path, a plain model that sentence-transformers loads without
+remote code, and documents by the whole encoder, or by the deepest path: nDCG@10, 128 tokens per text. STS and Tatoeba
+are embedded by the deepest path alone. `benchmarks.reproduction.encoders` makes the folders of e5, mpnet and smollm2;
+`m3bert trim` makes e5 smaller, with the same vectors. paths_with_exits_*.json hold the results of an earlier form of
+paths, with an exit, on other texts.
 
 With `--candidates`, all lists of layers with one gap, and their neighbours, are refitted to the same texts. This tells
 how far the chosen list is from the best.

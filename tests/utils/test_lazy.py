@@ -57,7 +57,7 @@ def test_the_public_names_of_trainers_are_no_helpers():
     written_with = {"Granularity", "Grid", "Identity", "NestedBatch", "NestedModel", "NestedStates", "Paper"}
     written_with |= {"Projection", "Teacher", "TeacherEmbeddings", "Term", "TextColumnsCollator"}
     written_with |= {"nested_states", "truncate", "NestedTrainingArguments", "fit_exits", "ExitFit"}
-    written_with |= {"TextTrainingArguments"}
+    written_with |= {"TextTrainingArguments", "RankRows", "described"}
     for name in trainers.__all__:
         thing = getattr(trainers, name)
         is_objective = inspect.isclass(thing) and issubclass(thing, trainers.Objective | nn.Module)
