@@ -94,7 +94,7 @@ class Checkpoint:
             check_weights(file)
 
     @property
-    def _code(self) -> dict[str, bool]:
+    def code_options(self) -> dict[str, bool]:
         """The option that runs the source's code: whoever publishes exits ran it to fit them."""
         return {"trust_remote_code": True} if self.source_code() else {}
 
@@ -106,7 +106,7 @@ class Checkpoint:
     @cached_property
     def config(self) -> Any:
         """The config of the model as it is loaded: that of a saved size has its layers alone."""
-        config = load_config(self.folder, **self._code)
+        config = load_config(self.folder, **self.code_options)
         depth, _ = resolve_size(config)
         if depth < config.num_hidden_layers:
             config = copy.deepcopy(config)
@@ -280,7 +280,9 @@ class Checkpoint:
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""
-        return load_model(self.folder, getattr(transformers, self.head), use_safetensors=True, **self._code, **options)
+        return load_model(
+            self.folder, getattr(transformers, self.head), use_safetensors=True, **self.code_options, **options
+        )
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -295,7 +297,7 @@ class Checkpoint:
     def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
         encoder = GridEncoder.from_pretrained(
-            self.folder, grid=grid or self.grid, model_kwargs={**self._code, **options}
+            self.folder, grid=grid or self.grid, model_kwargs={**self.code_options, **options}
         )
         encoder.model.to(device_of())
         return encoder
@@ -367,9 +369,12 @@ def head_of(architecture: str) -> str | None:
 
 
 def code_named_by(config: Path) -> set[str]:
-    """Python files of its folder that a config file names. Raises a ValueError if one is outside of it."""
-    auto_map = read_json(config, dict).get("auto_map") or {}
-    entries = [entry for value in auto_map.values() for entry in (value if isinstance(value, list) else [value])]
+    """Python files of its folder that a config file names, for the model or for the source that was made elastic.
+    Raises a ValueError if one is outside of it."""
+    values = read_json(config, dict)
+    maps = [values.get("auto_map") or {}, (values.get("elastic") or {}).get("source_auto_map") or {}]
+    named = [value for auto_map in maps for value in auto_map.values()]
+    entries = [entry for value in named for entry in (value if isinstance(value, list) else [value])]
     modules = [(str(entry), str(entry).split("--")[-1].split(".")[0]) for entry in entries if entry]
     if outside := [module for _, module in modules if not module.isidentifier()]:
         raise ValueError(f"{config} names the code {outside[0]!r}, which is not a Python file of its folder.")

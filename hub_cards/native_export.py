@@ -89,12 +89,12 @@ def export_native(
         projection.validate_grid(Grid((size,)), config)
     head = AutoModel if encoder_only else getattr(transformers, checkpoint.head)
     width = size.dim if projection is None else config.hidden_size
-    model = load_model(checkpoint.folder, head, output_layer=size.layer, output_dim=width)
+    model = load_model(checkpoint.folder, head, output_layer=size.layer, output_dim=width, **checkpoint.code_options)
     embeds = model is model.base_model
     if checkpoint.is_m3bert:
         native, to_output = convert_to_native(model, model_type), output_map(model) if embeds else None
     else:
-        native, to_output = native_of(model, head, size.layer, width), map_of(model.base_model, size.layer, width)
+        native, to_output = native_of(model, size.layer, width), map_of(model.base_model, size.layer, width)
     native.config.exported_from = checkpoint.origin_of(size)
     if state_only(checkpoint, size.layer):
         native.config.exported_from["state_only"] = True
@@ -131,7 +131,7 @@ def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, con
     write_readme(folder, f"{size.layer} of {checkpoint.full.layer} layers", text, (kind, *served))
 
 
-def native_of(model: Any, auto_class: Any, layer: int, dim: int) -> Any:
+def native_of(model: Any, layer: int, dim: int) -> Any:
     """The native model with the weights of an elastic one that was loaded at a size."""
     if layer == 0:
         raise ValueError("Depth 0 is a static table, not an encoder: export it with `m3bert export --format static`.")
@@ -143,7 +143,8 @@ def native_of(model: Any, auto_class: Any, layer: int, dim: int) -> Any:
         config.auto_map = source_code
     if served := getattr(config, "matryoshka_dimensions", None):  # dims that servers accept requests for
         config.matryoshka_dimensions = [size for size in served if size <= dim]
-    native = auto_class.from_config(config, trust_remote_code=bool(source_code)).to(model.dtype)
+    native_class, _ = type(model).made_of
+    native = native_class._from_config(config).to(model.dtype)
     weights = model.state_dict()
     native.load_state_dict({name: weights[name] for name in native.state_dict()})
     return native

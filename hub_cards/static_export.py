@@ -140,7 +140,9 @@ def table_tensors(checkpoint: Checkpoint, size: Granularity, dtype: str) -> dict
     if projection is not None:
         projection.validate_grid(Grid((size,)), checkpoint.config)
     width = size.dim if projection is None else checkpoint.config.hidden_size
-    table = load_model(checkpoint.folder, output_layer=0, output_dim=width).elastic.table.weight.detach()
+    table = load_model(
+        checkpoint.folder, output_layer=0, output_dim=width, **checkpoint.code_options
+    ).elastic.table.weight.detach()
     if projection is not None:  # the map of a mean is the mean of the maps
         table = projection(table).detach()
     rows = table[:ids, : size.dim].to(torch.float32, memory_format=torch.contiguous_format, copy=True)

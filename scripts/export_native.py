@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> None:
         from ..hub_cards.router_export import export_router
         from ..hub_cards.sizes import choose_sizes
         from ..hub_cards.static_export import export_static
+        from ..models.settings import read_json
 
         with naming(source):
             local = Path(source).is_dir()
@@ -86,9 +87,11 @@ def main(arguments: list[str]) -> None:
                     said[name] = f"{table} of {source} as StaticEmbedding and StaticModel."
                 else:
                     others = {"model_type": options.model_type, "encoder_only": options.encoder_only}
-                    native = export_native(checkpoint, draft / name, part, **others)
-                    said[name] = f"{native.config.architectures[0]}, {native.full} of {source}."
-                    if state_only(checkpoint, native.config.num_hidden_layers):
+                    export_native(checkpoint, draft / name, part, **others)
+                    size = part or checkpoint.full
+                    (architecture,) = read_json(draft / name / "config.json", dict)["architectures"]
+                    said[name] = f"{architecture}, {size} of {source}."
+                    if state_only(checkpoint, size.layer):
                         said[name] += (
                             " Its exit reads the hidden state alone, and no static table: evaluate this folder."
                         )

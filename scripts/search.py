@@ -74,4 +74,4 @@ def main(arguments: list[str]) -> None:
     encoder = encoder_of(words.folder, encoding)  # first, since it finds out whether the folder holds an index
     with indexes.Index.open(words.folder, encoder) as index:
         hits = index.search([words.question], options.top_k, filters(options.where, index.layout.columns))[0]
-    print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing values.")
+    print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing found.")

@@ -18,9 +18,11 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, BertConfig, B
 
 import m3bert
 from m3bert.commands.convert import main as convert
+from m3bert.commands.export import main as export_main
 from m3bert.commands.fit import layers_of_depth, main as fit
 from m3bert.evaluation import GridEncoder
-from m3bert.hub_cards.checkpoint import files_of
+from m3bert.hub_cards.checkpoint import Checkpoint, files_of
+from m3bert.hub_cards.publication import Options, prepare
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
@@ -142,6 +144,13 @@ def test_a_source_with_remote_code_is_fitted_with_it(files, tmp_path, tiny_token
         small = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True, output_layer=2)
         assert len(small.encoder.layer) == 2 and type(small).__name__ == "OwnModel"
         assert torch.equal(small(**inputs).last_hidden_state, whole(**inputs, output_layer=2).last_hidden_state)
+        export = ["--format", "native", "--model_name_or_path", str(tmp_path / "out"), "--granularity", "2x20"]
+        export_main([*export, "--output_dir", str(tmp_path / "native"), "--trust_remote_code"])
+        native = AutoModel.from_pretrained(tmp_path / "native", trust_remote_code=True)
+        assert torch.equal(native(**inputs).last_hidden_state, small(**inputs, before_exit=True).last_hidden_state)
+    (tmp_path / "staged").mkdir()
+    staged = prepare(Checkpoint(tmp_path / "out"), tmp_path / "staged", "user/model", Options(own_code=True))
+    assert {"modeling_own.py", "modeling_elastic.py"} < staged.sizes().keys()
 
 
 OWN_CODE = """

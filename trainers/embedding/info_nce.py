@@ -65,7 +65,9 @@ def nested_info_nce(
         ValueError: for dims that are not ascending, for one candidate, or for fewer than anchors without `targets`.
     """
     if (len(candidates) if ring is None else sum(ring.counts)) < 2:
-        raise ValueError("A contrastive loss needs two candidates: a batch of one pair without hard negatives has 1.")
+        raise ValueError(
+            "A contrastive loss needs at least two candidates; a batch of one pair without hard negatives has one."
+        )
     if targets is None:
         if len(candidates) < len(anchors):
             raise ValueError(f"{len(anchors)} anchors need targets among {len(candidates)} candidates.")
