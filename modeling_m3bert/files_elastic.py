@@ -150,7 +150,7 @@ class Source:
             modules = json.loads(files[SETTINGS_FILES[0]])
         except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
             modules = []
-        folders = [path.rstrip("/") for module in modules if re.fullmatch(FOLDER, path := str(module["path"]))]
+        folders = [path.rstrip("/") for module in modules if re.fullmatch(FOLDER, path := str(module.get("path")))]
         names = [f"{folder}/{name}" for folder in folders for name in ("config.json", "model.safetensors")]
         return replace(self, settings={**files, **read(*names)})
 
@@ -262,8 +262,8 @@ def write_parts(
 
 
 def plain_if_lost(config: PretrainedConfig, source: Source, variant: str | None) -> PretrainedConfig:
-    """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there: so
-    the source's class saves it. A size has no such source."""
+    """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there. This
+    happens after a save by the source's class. A saved size cannot fall back, so it is left as it is."""
     elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
     if not spec.has_tensors or "source_layers" in elastic or source.file(parts_file(variant)):
         return config

@@ -735,7 +735,7 @@ class ElasticMixin(_Model):
         report = super().load_adapter(*args, **kwargs)
         name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
         trained, size = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()
-        wrong = [key for key, value in trained.items() if None not in (value, size[key]) and value != size[key]]
+        wrong = [key for key, value in trained.items() if None not in (value, size.get(key)) and value != size[key]]
         if wrong:
             self.delete_adapter(name)
             said = "; ".join(f"{key}={trained[key]!r}, and the model has {size[key]!r}" for key in wrong)

@@ -129,7 +129,7 @@ def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_termin
     assert len([name for name in codes if name.startswith("quantised ")]) == 3  # two libraries, and its codes
     for name in codes.keys() - MADE.keys():
         said = re.findall(r"# \d+ layers, (\d+) numbers", codes[name])
-        assert re.findall(r"torch\.Size\(\[3, (\d+)\]\)", "".join(found[name][0])) == said[-1:]  # of the small size
+        assert re.findall(r"torch\.Size\(\[2, (\d+)\]\)", "".join(found[name][0])) == said[-1:]  # of the small size
         assert len(found[name][0]) == codes[name].count("print(")
 
 

@@ -26,9 +26,9 @@ def centred(
     after: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[int, RefittedPath]:
     """
-    Add the difference of the mean pooled hidden states, at full depth less at the depth of a path, to the bias of the
-    norm that closes the last layer: where all vectors point in about one direction, the layers after a gap leave an
-    error that is the same for all texts. Pooling averages tokens or takes one, so the bias moves a vector as it is.
+    Add the mean pooled hidden state at full depth, minus that of the path, to the bias of the norm that closes the
+    last layer: where all vectors point in about one direction, the layers after a gap leave an error that is the same
+    for all texts. Pooling averages tokens or takes one, so the bias moves a vector as it is.
     Paths whose queries do not come clearly closer to the whole model stay as they are, and so do encoders whose last
     layer does not close with a norm that has a bias. The depths of the encoder are changed.
 
