@@ -83,8 +83,7 @@ def write_repository(model: Any, folder: Path) -> None:
     digests = {file.name: sha256_of(file) for file in sorted(folder.glob("model*.safetensors"))}
     fit = {**encoder.config.elastic["fit"], **({} if hub_id(source.name) is None else {"source": source.name})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
-    parts = encoder.elastic.state_dict()
-    write_parts(folder, {name.replace("table.weight", "table"): tensor for name, tensor in parts.items()})
+    write_parts(folder, encoder.elastic.state_dict())
     file = folder / "config.json"
     values = json.loads(file.read_text("utf-8"))
     code = {name: path for name, path in values.get("auto_map", {}).items() if "modeling_elastic" not in path}
