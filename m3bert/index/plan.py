@@ -40,8 +40,10 @@ class Plan:
         model (`str`, *optional*): Hub id or folder of the evaluated model.
         revision (`str`, *optional*): Its commit on the Hub.
         encoder (`dict`, *optional*): Its weights and settings, as [`encoder_identity`]. Another encoder is refused.
-        quality, latency_ms (`float`, *optional*): Mean of the main metrics of `tasks`, and ms per query, as measured.
-        vectors, memory_gb (`int`, `float`, *optional*): Number and gigabytes of the documents it was chosen for.
+        quality (`float`, *optional*): Mean of the main metrics of `tasks`, as measured.
+        latency_ms (`float`, *optional*): Milliseconds per query, as measured.
+        vectors (`int`, *optional*): Number of documents it was chosen for.
+        memory_gb (`float`, *optional*): Their gigabytes.
         measured (`dict[str, str]`, *optional*): Date and machine of the evaluation.
         explanation (`str`, *optional*): The choice and its reasons.
 
