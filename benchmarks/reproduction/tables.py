@@ -6,11 +6,14 @@ Markdown, below a line that names the command, date, machine and seeds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.data import RECORD, source_of
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.training_data import STS_TESTS
 from m3bert.commands.quickstart import STAGES
@@ -419,6 +422,20 @@ def trim() -> str:
     return titled(found, markdown([*header, "German", "Portuguese", "Russian", "Chinese"], rows), " ENCODER")
 
 
+def data_sources() -> str:
+    """The public source of every data set, and what our results are measured on: a digest and the number of rows."""
+    parts: dict[str, list[tuple[int, str]]] = {}
+    for name, (count, digest) in json.loads(RECORD.read_text(encoding="utf-8")).items():
+        parts.setdefault(name.partition("/")[0], []).append((count, digest))
+    rows = []
+    for folder, files in parts.items():
+        source = source_of(folder)
+        digest = sha256("".join(digest for _, digest in files).encode()).hexdigest()[:12]
+        where = re.sub(r"/([0-9a-f]{12})[0-9a-f]{28}/", r" @ \1: ", source.name)
+        rows.append([folder, where, source.rule, f"`{digest}`", f"{sum(count for count, _ in files):,}"])
+    return markdown(["set", "source", "rule", "digest", "rows"], rows, words=4)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "quickstart-in-short": quickstart_in_short,
@@ -438,4 +455,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "static-tables": static_tables,
     "onnx-quality": onnx_quality,
     "trim": trim,
+    "data": data_sources,
 }
