@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
@@ -436,6 +437,33 @@ def data_sources() -> str:
     return markdown(["set", "source", "rule", "digest", "rows"], rows, words=4)
 
 
+def public() -> str:
+    """The means of NanoBEIR and of families of MTEB, by encoder and size."""
+    blocks = []
+    for file in sorted((HERE / "results" / "public").glob("*.json")):
+        content = results(f"public/{file.stem}", HERE)
+        scores = content["scores"]
+        sizes = dict.fromkeys(g for values in scores.values() for g in values)
+        rows = [[g, *(percent(values[g]) if g in values else "" for values in scores.values())] for g in sizes]
+        blocks.append(titled(content, markdown([content["model"], *scores], rows)))
+    return "\n\n".join(blocks) or "| size | NanoBEIR | STS | classification | pairs | clustering |\n|" + " --- |" * 6
+
+
+SPEED: dict[str, Any] = json.loads((HERE / "speed.json").read_text(encoding="utf-8"))
+
+
+def speed(name: str) -> str:
+    """A table of `SPEED`, whose cells are formats of the content of results files."""
+    files = {file: results(file, HERE.parent) for file in SPEED[name]["files"]}
+    sources = (
+        f"`python -m benchmarks.{file}` ({content['date']}; {content['machine']}, {content['cores']} CPU cores; "
+        f"{seeds_of([content['seed']])})"
+        for file, content in files.items()
+    )
+    rows = [[cell.format(**files) for cell in row] for row in SPEED[name]["rows"]]
+    return f"{'; '.join(sources)}:\n\n{markdown(SPEED[name]['header'], rows, words=2 if len(rows) > 5 else 1)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "quickstart-in-short": quickstart_in_short,
@@ -456,4 +484,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "onnx-quality": onnx_quality,
     "trim": trim,
     "data": data_sources,
+    "public": public,
+    **{name: partial(speed, name) for name in SPEED},
 }
