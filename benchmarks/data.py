@@ -182,7 +182,7 @@ def english_rows(part: str) -> Rows:
     """English texts of one kind."""
     if part != "web":
         return hub_lines(*ENGLISH[part])
-    files = (github(f"{UNIVERSAL}/{name}-ud-{split}.conllu") for name in WEB for split in ("train", "dev", "test"))
+    files = (github(f"{UNIVERSAL}/{name}-ud-{split}.conllu") for name in WEB for split in ("dev", "test", "train"))
     marked = (line.removeprefix("# text = ").strip() for file in files for line in file.splitlines()
               if line.startswith("# text = "))  # fmt: skip
     return [{"text": line} for line in dict.fromkeys(marked)]
