@@ -28,12 +28,9 @@ from m3bert.hub_cards.tables import markdown
 NAMES = (
     "masked_lm_head",
     "packing",
-    "contrastive_memory",
     "objectives",
     "elastic_loading",
-    "fit_cost",
     "static_query",
-    "grid_evaluation",
     "quantised_search",
     "index_engines",
     "mistakes",

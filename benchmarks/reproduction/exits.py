@@ -120,8 +120,8 @@ def sources(data: Path) -> dict[str, list[str]]:
 
 
 def lines(data: Path, name: str) -> list[str]:
-    """The lines of a gzipped file that are not empty; none of a data set that is not there."""
-    if not is_there(data, name.partition("/")[0]):
+    """The lines of a gzipped file that are not empty; none of a file that is not there."""
+    if not is_there(data, name):
         return []
     with gzip.open(data / name, "rt", encoding="utf-8") as opened:
         return [line.strip() for line in opened if line.strip()]

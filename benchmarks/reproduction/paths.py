@@ -86,8 +86,10 @@ def finished(file: str) -> set[str]:
 def texts_of(name: str, data: Path) -> dict[str, list[str]]:
     """Source -> its texts, for the fit of an encoder."""
     step = SHARE[name]
-    passages = tests_there(["msmarco-mini"], data)["msmarco-mini"].texts["documents"]
-    return {kind: texts[::step] for kind, texts in sources(data).items()} | {"msmarco-mini": [*passages][:: step // 4]}
+    passages = {
+        test: [*its.texts["documents"]][:: step // 4] for test, its in tests_there(["msmarco-mini"], data).items()
+    }
+    return {kind: texts[::step] for kind, texts in sources(data).items()} | passages
 
 
 def fitted(name: str, source: str, data: Path) -> Path:

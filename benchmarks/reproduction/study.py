@@ -95,13 +95,14 @@ def development_tasks(names: Iterable[str]) -> list[Task]:
     return found
 
 
-def is_there(data: Path, folder: str) -> bool:
-    """Whether a data set is in the folder of all; a line says so if not. ValueError if there is no such folder."""
+def is_there(data: Path, name: str) -> bool:
+    """Whether a data set, or a file of it, is in the folder of all; a line says so if not. ValueError if there is no
+    such folder."""
     if not data.is_dir():
         raise ValueError(f"There is no folder {data}: set M3BERT_DATA, and run python -m benchmarks.data.")
-    if (data / folder).is_dir():
+    if (data / name).exists():
         return True
-    print(f"{folder} is not in {data}: the study runs without it")
+    print(f"{name} is not in {data}: the study runs without it")
     return False
 
 

@@ -18,12 +18,10 @@ from transformers import AutoConfig
 
 from benchmarks.reproduction.exits import RESULTS
 from benchmarks.reproduction.paths import embed
-from benchmarks.reproduction.study import Scores, add_results
+from benchmarks.reproduction.study import Scores, add_results, tests_there
 from m3bert.commands import trim
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder
-from m3bert.evaluation import find_task
-from m3bert.evaluation.readers import load_task
 from m3bert.trainers import Granularity
 
 
@@ -34,7 +32,7 @@ def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("source", type=Path, help="folder of the encoder")
     source = parser.parse_args(arguments).source
-    tests = {name: load_task(find_task(name), data_folder()) for name in TASKS}
+    tests = tests_there(TASKS, data_folder())
     config = AutoConfig.from_pretrained(source)
     size = Granularity(config.num_hidden_layers, config.hidden_size)
     found: dict[str, dict[str, Scores]] = {"whole": {}, "trimmed": {}}

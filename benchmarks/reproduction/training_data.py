@@ -41,8 +41,9 @@ Pair = tuple[str, str]
 
 
 def rows_of(data: Path, name: str, split: str) -> list[dict[str, Any]]:
-    """The rows of a split; none of a data set that is not there."""
-    return read_rows(data / name / f"{split}.jsonl.gz") if is_there(data, name) else []
+    """The rows of a split; none if it is not there."""
+    file = f"{name}/{split}.jsonl.gz"
+    return read_rows(data / file) if is_there(data, file) else []
 
 
 def held_out(data: Path, splits: Iterable[tuple[str, str]]) -> set[str]:
@@ -76,8 +77,7 @@ def pair_dataset(data: Path) -> Dataset:
 def regularizer_sentences(data: Path) -> list[str]:
     """The distinct sentences of the training sets of MIPIC and MIC, up to 4,000 of each, in a fixed random order."""
     splits = [(name, split) for tests in REGULARIZER_TESTS.values() for name in tests for split in ("dev", "test")]
-    excluded = held_out(data, [its for its in splits if (data / its[0] / f"{its[1]}.jsonl.gz").is_file()])
-    draw, texts = random.Random(0), []
+    excluded, draw, texts = held_out(data, splits), random.Random(0), []
     for name, split in REGULARIZER_SOURCES:
         rows = rows_of(data, name, split)
         found = {row[side].strip() for row in rows for side in ("text", "sentence1", "sentence2") if side in row}
@@ -90,7 +90,7 @@ def regularizer_sentences(data: Path) -> list[str]:
 
 def unlabelled_texts(data: Path) -> list[str]:
     """Distinct sentences of SNLI, captions, and lines of news of at most 20 words, in a fixed random order."""
-    news = data / "text-english" / "news.txt.gz"
+    news = "text-english/news.txt.gz"
     found = {
         "snli": {row[side].strip() for row in snli(data) for side in ("sentence1", "sentence2")},
         "captions": {
@@ -98,7 +98,7 @@ def unlabelled_texts(data: Path) -> list[str]:
         },
         "news": {
             line.strip()
-            for line in (load_files([str(news)])["text"] if is_there(data, news.parent.name) else ())
+            for line in (load_files([str(data / news)])["text"] if is_there(data, news) else ())
             if 0 < len(line.split()) <= LONGEST_NEWS
         },
     }

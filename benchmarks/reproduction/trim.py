@@ -21,10 +21,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, lines, sources
-from benchmarks.reproduction.study import add_results, development_tasks
+from benchmarks.reproduction.study import add_results, tests_there
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.evaluation.readers import load_task
 from m3bert.models.trim import Vocabulary, compare, trim
 
 
@@ -68,8 +67,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"{options.encoder} needs --model, the folder of the encoder.")
     data, source = data_folder(), options.model or default_base()
     texts = [text for rows in sources(data).values() for text in rows]
-    (cranfield,) = (load_task(task, data) for task in development_tasks(["cranfield"]))
-    others = {"Cranfield": list(cranfield.texts["documents"])}
+    others = {name.title(): [*test.texts["documents"]] for name, test in tests_there(["cranfield"], data).items()}
     others |= {name: lines(data, f"text-multilingual/{name}.txt.gz")[:1000] for name in LANGUAGES}
     about = {
         "command": "python -m benchmarks.reproduction.trim",

