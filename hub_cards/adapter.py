@@ -29,16 +29,7 @@ def is_adapter(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Adapter:
-    """
-    An adapter of peft in a folder.
-
-    Args:
-        folder (`Path`): The folder.
-        base_model (`str`, *optional*): Hub id of its base model. Default: that of its config.
-
-    Raises:
-        ValueError: if the weights cannot be read, or the base model is not on the Hub.
-    """
+    """An adapter of peft in a folder. ValueError if its weights cannot be read or its base model is not on the Hub."""
 
     folder: Path
     base_model: str | None = None
@@ -53,7 +44,6 @@ class Adapter:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The config of peft."""
         return read_json(self.folder / ADAPTER_CONFIG, dict)
 
     @property

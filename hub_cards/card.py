@@ -93,12 +93,10 @@ class CardSource:
 
     @property
     def latency(self) -> Latency | None:
-        """The measured times."""
         return self.results.latency if self.results else None
 
     @cached_property
     def headline(self) -> Headline | None:
-        """The main result of the evaluation."""
         return Headline.of(self.results)
 
     @property
@@ -158,7 +156,6 @@ def merged_card(
 
 
 def datasets_of(record: TrainingRecord | None, said: Statements) -> list[str]:
-    """Hub ids of the training data."""
     return list(dict.fromkeys([*(record.datasets if record else ()), *said.datasets]))
 
 
@@ -195,7 +192,6 @@ def metadata(source: CardSource) -> dict[str, Any]:
 
 
 def variables(source: CardSource) -> dict[str, Any]:
-    """The variables of `template.md`."""
     checkpoint, results, small = source.checkpoint, source.results, source.small
     projected, fit = checkpoint.projection is not None, checkpoint.depths.fit or {}
     file = checkpoint.folder / "model.safetensors"

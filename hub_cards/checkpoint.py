@@ -344,13 +344,8 @@ def copy_files(source: Path, folder: Path, *patterns: str) -> None:
 
 
 def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
-    """
-    The files of a folder that are published: [`PUBLISHED`], those of its modules for sentence-transformers, and
-    `more`.
-
-    Raises:
-        ValueError: if one is a link to a file outside of the folder.
-    """
+    """The files of a folder that are published: [`PUBLISHED`], those of its modules for sentence-transformers, and
+    `more`. ValueError if one is a link to a file outside of the folder."""
     names = {path.relative_to(folder).as_posix() for pattern in PUBLISHED for path in folder.glob(pattern)}
     modules = read_json(folder / MODULES_FILE, list) if (folder / MODULES_FILE).is_file() else []
     for module in modules:

@@ -48,16 +48,7 @@ def tokens_counted(config: Any) -> int:
 
 
 def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity, Cost]:
-    """
-    The cost of each granularity. It is counted on the architecture alone; no weights are needed.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): Config of the whole encoder.
-        granularities (`Iterable[Granularity]`): The granularities.
-
-    Returns:
-        `dict[Granularity, Cost]`
-    """
+    """The cost of each granularity of the encoder with this config, counted on the architecture without weights."""
     modules = cache(lambda layer: _modules(config, layer))
     return {g: _cost(config, modules(g.layer), g) for g in granularities}
 

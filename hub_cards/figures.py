@@ -41,7 +41,6 @@ def panels_of(titles: Iterable[str], width: float, height: float, **options: Any
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Write a figure as PNG."""
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
 
@@ -101,7 +100,6 @@ def draw_curves(
 
 
 def heading(results: GridResults, task_type: str) -> str:
-    """The title of a panel of a task type."""
     return f"{title_of(task_type)}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
 
 

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import nn
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
 from ..encode.states import TextStates, nested_states, truncate, unwrap_encoder
-from ..utils.extras import how_to_install
+from ..utils.extras import require_extra
 
 
 INPUTS, OUTPUTS = ["input_ids", "attention_mask"], ["last_hidden_state", "sentence_embedding"]
@@ -39,14 +38,7 @@ CHECKED = (
 
 
 class TextEmbedder(nn.Module):
-    """
-    The exported module: token ids in, one vector per token and one embedding per text out.
-
-    Args:
-        encoder ([`GridEncoder`]): Gives model, pooling and projection.
-        granularity ([`Granularity`]): The granularity at which the model is read.
-        normalize (`bool`): Whether the embeddings are L2-normalised.
-    """
+    """The exported module: token ids in, one vector per token and one embedding per text out."""
 
     def __init__(self, encoder: GridEncoder, granularity: Granularity, normalize: bool):
         super().__init__()
@@ -236,29 +228,13 @@ def tokenize(encoder: GridEncoder, texts: Sequence[str]) -> dict[str, np.ndarray
 
 
 def embed(session: Any, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarray:
-    """
-    Embed one batch of texts in onnxruntime.
-
-    Args:
-        session (`onnxruntime.InferenceSession`): The session; see [`open_session`].
-        encoder ([`GridEncoder`]): Gives tokenizer and `max_length`. Its prompts are not used.
-        texts (`Sequence[str]`): The texts.
-
-    Returns:
-        `np.ndarray` of shape `(texts, dim)`, in float32.
-    """
+    """Embed one batch of texts in onnxruntime, without prompts: float32 `(texts, dim)`."""
     return session.run(["sentence_embedding"], tokenize(encoder, texts))[0]
 
 
 def open_session(model: Path | bytes, threads: int | None = None) -> Any:
-    """
-    Open an `onnxruntime.InferenceSession` on the CPU.
-
-    Args:
-        model (`Path` or `bytes`): A file or its content.
-        threads (`int`, *optional*): Number of threads. They are idle between two calls. Default: onnxruntime's, whose
-            threads wait actively.
-    """
+    """Open a file or its content as an `onnxruntime.InferenceSession` on the CPU. With `threads`, idle threads sleep
+    between two calls; onnxruntime's own wait actively."""
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
@@ -268,12 +244,7 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
     return InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def missing_packages() -> list[str]:
-    """Packages of the extra that are not installed."""
-    return [name for name in PACKAGES if find_spec(name) is None]
-
-
 def require_onnx() -> None:
     """Raise a ValueError if a package of the extra is not installed."""
-    if missing := missing_packages():
-        raise ValueError(f"ONNX export needs {', '.join(missing)}: {how_to_install('onnx')}.")
+    for name in PACKAGES:
+        require_extra(name, "onnx", "ONNX export")

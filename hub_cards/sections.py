@@ -24,14 +24,7 @@ START = re.compile(r"^<!-- section: ([\w-]+) -->\n", re.MULTILINE)
 
 
 class Section(NamedTuple):
-    """
-    A part of a card.
-
-    Args:
-        text (`str`): Its Markdown.
-        name (`str`, *optional*): Name of a generated section; `None` for text that a person put between sections.
-        digest (`str`, *optional*): Digest of the text as it was generated.
-    """
+    """A part of a card in Markdown, with the digest of its generated text. Without a name, a person wrote it."""
 
     text: str
     name: str | None = None

@@ -193,7 +193,6 @@ def name_of(checkpoint: Checkpoint) -> str:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a JSON file as the Hub's libraries do."""
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -76,7 +76,6 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 
 
 
 def percent(value: float) -> str:
-    """A share in percent, with one decimal."""
     return f"{100 * value:.1f}"
 
 

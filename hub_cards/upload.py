@@ -59,7 +59,6 @@ class Publication:
     branches: Mapping[str, Path] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
-        """File -> bytes."""
         return sizes_of(self.folder)
 
     def listing(self) -> str:

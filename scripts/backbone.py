@@ -43,7 +43,6 @@ class BackboneArguments:
 
 
 def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
     tokenizer_name = options.tokenizer_name or options.model_name_or_path
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
@@ -77,7 +76,6 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
 
 
 def attending(model: Any, options: BackboneArguments) -> Any:
-    """The model with the attention that the options ask for, if any."""
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
     return model
@@ -101,7 +99,6 @@ def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any])
 
 
 def with_adapter(model: Any, options: BackboneArguments) -> Any:
-    """The model with the adapter that the options ask for, if any."""
     if options.peft is None:
         return model
     if options.peft != "lora":

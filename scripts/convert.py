@@ -61,7 +61,6 @@ def convert(
 def converted(
     source: str, revision: str | None = None, *, encoder_only: bool = False, student_layers: str | None = None
 ) -> tuple[M3BertModel, Any]:
-    """The m3BERT of an encoder, and its tokenizer."""
     from ..encode.states import longest_text
     from ..modeling.files_elastic import source_of
     from ..models.auto import load_model

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..data.formats import check_files
 from ..utils.columns import Role, fields_of
@@ -26,8 +26,6 @@ from .command import next_step, parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
-FORMATS = ("npy", "datasets", "parquet")
-DTYPES = ("float32", "float16")
 ROWS_AT_ONCE = 1000
 
 
@@ -38,18 +36,16 @@ class EmbeddingArguments:
     files: list[str] = option(MISSING, "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
     text_column: str = option("text", "Column with the text; title+text joins two columns, as in training.")
     output_dir: str = option("runs/vectors", "Folder for the vectors.")
-    format: str = option("npy", "npy: one array per layer; datasets, parquet: the rows, and a column per layer.")
-    dtype: str = option("float32", "float32 or float16.")
+    format: Literal["npy", "datasets", "parquet"] = option(
+        "npy", "npy: one array per layer; datasets, parquet: the rows, and a column per layer."
+    )
+    dtype: Literal["float32", "float16"] = option("float32", "Type of the vectors.")
     document: bool = option(False, "Treat the texts as documents: use --document_prompt.")
     normalize: bool = option(False, "L2-normalise the vectors. Needs one dim per layer, and datasets or parquet.")
 
 
 def check(options: EmbeddingArguments) -> None:
-    """Check the options before any work is done. ValueError: names the option and its legal values."""
-    if options.format not in FORMATS:
-        raise ValueError(f"--format {options.format} is unknown; legal values: {', '.join(FORMATS)}.")
-    if options.dtype not in DTYPES:
-        raise ValueError(f"--dtype {options.dtype} is unknown; legal values: {', '.join(DTYPES)}.")
+    """Check the options before any work is done. ValueError: names the option and its value."""
     if options.normalize and options.format == "npy":
         raise ValueError("--normalize needs --format datasets or --format parquet.")
     check_files(options.files, fields_of(options.text_column))

@@ -45,12 +45,7 @@ class EncoderArguments(ComputeArguments):
 
 
 def load_encoder(arguments: EncoderArguments, dtype: Any = None) -> evaluation.GridEncoder:
-    """
-    Load the encoder that the options name, onto its device. Embeddings have the type `dtype`, by default float32.
-
-    Raises:
-        ValueError: if the default encoder is not installed, or as [`GridEncoder.from_pretrained`].
-    """
+    """Load the encoder that the options name, onto its device. Embeddings have the type `dtype`, else float32."""
     prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
     named: dict[str, Any] = {name: getattr(arguments, name) for name in ("pooling", "max_length", "similarity")}

@@ -137,7 +137,6 @@ def unfinished_file(encoder: evaluation.GridEncoder, encoding: EncoderArguments,
 
 
 def write(results: GridResults, folder: Path) -> None:
-    """Write results, tables, and figures if matplotlib is installed."""
     results.save(folder / "results.json")
     (folder / "tables.md").write_text(report(results), encoding="utf-8")
     written = ["results.json", "tables.md"]

@@ -36,7 +36,6 @@ FAMILIAR = ("statistics", "textwrap", "datetime", "collections", "timeit", "glob
 
 
 def example_files() -> dict[str, str]:
-    """Name of each example file -> its content."""
     pairs, _ = split_by_module(stdlib_pairs())
     pairs.sort(key=lambda pair: pair.module not in FAMILIAR)
     held, rest = pairs[:HELD_OUT], pairs[HELD_OUT:]
@@ -67,12 +66,10 @@ def example_files() -> dict[str, str]:
 
 
 def kind_of(pair: Pair) -> str:
-    """Where a pair is from: the language reference, built-in objects, or modules of the library."""
     return {"topics": "language", "builtins": "built-in"}.get(pair.module.partition(".")[0], "library")
 
 
 def written(name: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows in the format that the name of their file says."""
     if name.endswith(".jsonl"):
         return "".join(json.dumps(row) + "\n" for row in rows)
     text = io.StringIO(newline="")

@@ -71,7 +71,6 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
 
 
 def summary(index: indexes.Index) -> str:
-    """An index in one line."""
     layout, plan = index.layout, index.plan
     size = sum(path.stat().st_size for path in index.folder.rglob("*") if path.is_file())
     queries = "" if plan.query == plan.documents else f", queries at {plan.query.layer} layers"

@@ -28,7 +28,6 @@ from .sources import local_data
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint")
     parser.add_argument("repo_id", help="repository on the Hub: user/model")

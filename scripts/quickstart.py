@@ -98,7 +98,6 @@ def documents_of(pairs: list[Pair]) -> list[str]:
 
 
 def training_texts(pairs: list[Pair]) -> list[str]:
-    """Summaries, bodies, and both together."""
     return [*(pair.summary for pair in pairs), *(pair.body for pair in pairs), *documents_of(pairs)]
 
 
@@ -203,7 +202,6 @@ def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
 
 
 def in_words(g: Granularity, grid: Grid) -> str:
-    """What a row of a table calls a granularity."""
     some = f"{g.layer} layer{'s' if g.layer > 1 else ''}"
     depth = {0: "table look-up", grid.full.layer: f"all {grid.full.layer} layers"}.get(g.layer, some)
     return depth if g.dim == grid.full.dim else f"{depth}, {g.dim} dims"
@@ -248,7 +246,6 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
 
 
 def run(options: argparse.Namespace) -> None:
-    """The whole run."""
     base, compute = options.model_name_or_path or default_base(), compute_of(options)
     require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
     logging.getLogger(GridEncoder.__module__).setLevel(logging.ERROR)  # texts are cut on purpose

@@ -32,12 +32,8 @@ class SearchArguments:
 
 
 def filters(texts: Sequence[str], columns: Mapping[str, str]) -> dict[str, list[Any]]:
-    """
-    Filters as `column=value`, as column -> values. Values of columns that are not text are read as JSON.
-
-    Raises:
-        ValueError: if a filter has another form.
-    """
+    """Filters as `column=value`, as column -> values; those of columns that are not text are read as JSON. ValueError
+    if a filter has another form."""
     values: dict[str, list[Any]] = {}
     for text in texts:
         column, equals, value = text.partition("=")
@@ -55,7 +51,6 @@ def _parsed(value: str) -> Any:
 
 
 def shown(number: int, hit: indexes.Hit) -> str:
-    """A document in a few lines."""
     text = " ".join(hit.text.split())
     text = text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}\u2026"
     metadata = ", ".join(f"{name}={value}" for name, value in hit.metadata.items() if value is not None)

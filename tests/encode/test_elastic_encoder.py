@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from m3bert.evaluation import GridEncoder
-from m3bert.hub_cards.onnx_export import export_onnx, missing_packages
+from m3bert.hub_cards.onnx_export import export_onnx
 from m3bert.trainers import Granularity, Grid, Projection
 from tests.elastic_repositories import WIDTH, save_elastic
 
@@ -55,10 +55,10 @@ def test_a_projection_follows_the_exits(tmp_path, tiny_tokenizer, sentences):
         GridEncoder.from_pretrained(tmp_path / "model", grid="3x12")
 
 
-@pytest.mark.skipif(bool(missing_packages()), reason="needs the extra onnx")
 @pytest.mark.parametrize("size", ["0x8", "4x8"])
 def test_a_size_is_exported_to_onnx(size, tmp_path, tiny_tokenizer):
     """The export compares the graph with torch."""
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
     save_elastic(tmp_path / "model", tiny_tokenizer, normalize=True)
     encoder = GridEncoder.from_pretrained(tmp_path / "model", grid=size)
     file = export_onnx(encoder, Granularity.parse(size), tmp_path / "model.onnx")

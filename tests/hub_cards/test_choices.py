@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -35,10 +34,6 @@ def test_what_adds_least_is_left_out():
     sizes = [Offer(Granularity(layer, 32), value, layer) for layer, value in enumerate(values)]
     assert [offer.quality for offer in choose_rows(sizes, 8)] == [1.0, 0.94, 0.89, 0.8, 0.712, 0.62, 0.52, 0.5]
     assert {sizes[0], sizes[-1]} < {*choose_rows(sizes, 4)} and len(choose_rows(sizes, 4)) == 4
-
-
-def test_one_size_is_its_own_row():
-    assert choose_rows(offers(s6x32=(0.0, math.inf))) == offers(s6x32=(0.0, math.inf))
 
 
 @pytest.mark.parametrize("results", ["2,6x8,32"], indirect=True)

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from m3bert.commands import export
 from m3bert.hub_cards.checkpoint import Checkpoint
-from m3bert.hub_cards.publication import Options, prepare
+from m3bert.hub_cards.publication import Options, prepare, publish
 from m3bert.models.auto import load_model
 from m3bert.trainers import Granularity
 from tests.elastic_repositories import VOCABULARY, save_elastic
@@ -133,10 +133,10 @@ def test_one_granularity_is_published_as_a_smaller_repository(size, repository, 
     ("format", "size", "kind"),
     [("native", "4x16", "Dense"), ("static", None, "StaticEmbedding"), ("router", "4x32", "Router")],
 )
-def test_other_formats_need_no_code(format, size, kind, repository, tmp_path):
-    granularity = None if size is None else Granularity.parse(size)
-    (tmp_path / "out").mkdir()
-    prepare(Checkpoint(repository), tmp_path / "out", "user/model", Options(granularity=granularity, format=format))
-    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
-    assert kind in {module["type"].rpartition(".")[2] for module in modules}
-    assert not list((tmp_path / "out").rglob("*.py")) and not (tmp_path / "out" / "elastic").exists()
+def test_other_formats_are_pushed_and_need_no_code(format, size, kind, repository, only_hub):
+    options = Options(granularity=Granularity.parse(size) if size else None, format=format)
+    publish(repository, "user/model", options, token="hf_user")
+    files = only_hub.files("user/model")
+    assert kind in {module["type"].rpartition(".")[2] for module in json.loads(files["modules.json"])}
+    assert not [name for name in files if name.endswith(".py") or name.startswith("elastic/")]
+    assert b'"user/model"' in files["README.md"]

@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 from m3bert.encode.precisions import bytes_per_vector
 from m3bert.evaluation import MeasuredSearch, Score
-from m3bert.hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves
+from m3bert.hub_cards.figures import draw_all, draw_asymmetric_searches
 from m3bert.trainers import Granularity, Grid
 
 
@@ -98,14 +98,6 @@ def test_pairs_of_layers_are_cells_and_what_was_not_measured_is_blank(results, t
     draw_asymmetric_searches(results, tmp_path / "asymmetric.png")
     cells = drawn["asymmetric"].axes[0].images[0].get_array().filled(np.nan)
     np.testing.assert_allclose(cells, [[20, np.nan, 2], [np.nan, 40, 4], [np.nan, 50, 60]])
-
-
-def test_baselines_are_horizontal_lines(tmp_path, drawn):
-    panels = {"one": [("layer 2", 16, 20.0), ("layer 2", 128, 30.0)], "other": [("layer 6", 16, 40.0)]}
-    draw_curves(panels, "bytes", tmp_path / "curves.png", {"BM25": 25.0})
-    first, second = drawn["curves"].axes
-    assert {line.get_label(): list(line.get_ydata()) for line in first.lines}["BM25"] == [25.0, 25.0]
-    assert (first.get_xscale(), second.get_xscale()) == ("log", "linear")
 
 
 def test_what_was_not_measured_is_not_drawn(results, tmp_path):

@@ -14,7 +14,7 @@ from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards import onnx_graphs
 from m3bert.hub_cards.card import CardSource, render_card
 from m3bert.hub_cards.checkpoint import Checkpoint
-from m3bert.hub_cards.onnx_graphs import Graph, GraphReport, embed_all, graph_name, graph_table, write_graphs
+from m3bert.hub_cards.onnx_graphs import Graph, GraphReport, embed_all, graph_table, write_graphs
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
@@ -43,17 +43,6 @@ REPORT = GraphReport(
 def encoder(tiny_tokenizer) -> GridEncoder:
     set_seed(0)
     return GridEncoder(M3BertModel(tiny_config(**ONE_LAYER)).eval(), tiny_tokenizer, Grid.parse("1x32"))
-
-
-def test_names_are_those_that_clients_look_for():
-    small = Granularity(4, 64)
-    assert [graph_name(None, weights) for weights in ("float32", "int8", "float16")] == [
-        "onnx/model.onnx",
-        "onnx/model_quantized.onnx",
-        "onnx/model_fp16.onnx",
-    ]
-    assert graph_name(small) == "onnx/model_4x64.onnx"
-    assert graph_name(small, "int8") == "onnx/model_4x64_quantized.onnx"
 
 
 def test_the_full_size_is_written_once_and_always_in_8_bits_too(encoder, tmp_path, sentences):

@@ -6,11 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, constants
 from sentence_transformers import SentenceTransformer
 
 from m3bert.commands import export
-from m3bert.hub_cards import upload
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.hub_cards.sizes import choose_sizes, plain_sizes
@@ -77,7 +75,7 @@ def test_other_sizes_are_refused(elastic, tmp_path, options, message):
         Options(Granularity(4, 32), sizes=("2",))
 
 
-def test_the_card_names_the_branches_and_loads_one(elastic, tmp_path, monkeypatch):
+def test_the_card_names_the_branches_and_loads_one(elastic, tmp_path):
     folders = {name: tmp_path / "laid-out" / name for name in ("main", "2-layers", "table")}
     folders["main"].mkdir(parents=True)
     publication = prepare(Checkpoint(elastic), folders["main"], "user/model", Options(sizes=("2", "table")))
@@ -89,15 +87,13 @@ def test_the_card_names_the_branches_and_loads_one(elastic, tmp_path, monkeypatc
     assert "branches" not in (folders["2-layers"] / "README.md").read_text()
 
 
-def test_a_branch_has_the_files_of_its_folder_alone(hub, tmp_path, monkeypatch):
+def test_a_branch_has_the_files_of_its_folder_alone(only_hub, tmp_path):
     """Also after another push, and nothing of main, where files of a person stay."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(upload, "HfApi", lambda token: HfApi(hub.url, "hf_user"))
     for names in (["config.json", "old/a.txt"], ["config.json", "new.txt"]):
         main, branch = (tmp_path / names[1][:3] / name for name in ("main", "2-layers"))
         for file in (main / "notes.txt", *(branch / name for name in names)):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(file.name)
-        Publication(main, "user/model", [], {"2-layers": branch}).upload()
-        assert hub.files("user/model", "2-layers").keys() - {".gitattributes"} == {*names}
-    assert hub.files("user/model").keys() == {".gitattributes", "notes.txt"}
+        Publication(main, "user/model", [], {"2-layers": branch}).upload(token="hf_user")
+        assert only_hub.files("user/model", "2-layers").keys() - {".gitattributes"} == {*names}
+    assert only_hub.files("user/model").keys() == {".gitattributes", "notes.txt"}

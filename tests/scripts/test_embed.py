@@ -100,8 +100,6 @@ def test_vectors_are_normalised_after_truncation(tiny_checkpoint, files, expecte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--format", "csv"], "--format csv is unknown; legal values: npy, datasets, parquet"),
-        (["--dtype", "int8"], "--dtype int8 is unknown; legal values: float32, float16"),
         (["--normalize"], "--normalize needs --format datasets or --format parquet"),
         (["--normalize", "--format", "parquet"], "--normalize needs a grid with one dim per layer; this .* 2,6x8,16"),
     ],

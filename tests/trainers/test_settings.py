@@ -24,7 +24,7 @@ from m3bert.evaluation.evaluators import STS, Retrieval
 from m3bert.evaluation.grid_evaluation import TaskEmbeddings
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
-from m3bert.hub_cards.onnx_export import embed, export_onnx, missing_packages, open_session
+from m3bert.hub_cards.onnx_export import embed, export_onnx, open_session
 from m3bert.index.plan import encoder_identity
 from m3bert.models.conversion import convert_to_m3bert
 from m3bert.models.settings import EmbeddingSettings
@@ -199,8 +199,8 @@ def test_fitting_exits_keeps_the_full_size(folders, kind, sentences, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(missing_packages()), reason="needs the extra onnx")
 def test_onnx_embeds_like_its_source(folders, kind, sentences, tmp_path):
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
     encoder = GridEncoder.from_pretrained(folders[kind])
     session = open_session(export_onnx(encoder, FULL[kind], tmp_path / "model.onnx"))
     prompted = [encoder.prompts.get("query", "") + text for text in sentences[:6]]
