@@ -116,13 +116,8 @@ def columns_of(file: str) -> list[str]:
 
 def rows_of(file: str, *, quoted: bool = True) -> Iterator[Row]:
     """
-    The rows of a file, as it says: see the module. Cells that a row of a table lacks at its end are `None`; keys that
-    an object of JSON lacks are not there.
-
-    Args:
-        file (`str`): Path or URL.
-        quoted (`bool`, *optional*, defaults to `True`): Whether quotes enclose cells of a table. Otherwise they are
-            part of the text.
+    The rows of a file or URL, as it says: see the module. Cells that a row of a table lacks at its end are `None`;
+    keys that an object of JSON lacks are not there. Unless `quoted`, quotes are part of the cells of a table.
 
     Raises:
         ValueError: if the file cannot be read, or is empty. The message names the file and the line.

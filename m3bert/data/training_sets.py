@@ -44,11 +44,8 @@ class NamedDatasets(ConcatDataset):
 def training_data(data: Any, args: Any) -> Any:
     """
     What a trainer trains on: [`NamedDatasets`] for a `dict` of data sets, and for one whose batches are without
-    duplicates; any other dataset as it is.
-
-    Raises:
-        ValueError: for a `dict` of the splits of one data set, or if one of several data sets is smaller than one
-            batch and smaller batches are dropped.
+    duplicates; any other dataset as it is. ValueError for a `dict` of the splits of one data set, or if one of several
+    data sets is smaller than one batch and smaller batches are dropped.
     """
     if data is None or (not isinstance(data, dict) and args.batch_sampler == "batch_sampler"):
         return data

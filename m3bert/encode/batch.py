@@ -118,13 +118,9 @@ def encodes_own_rows(encoder: Any) -> bool:
 @dataclass(frozen=True)
 class TextRows:
     """
-    The texts of several columns as rows of the same tensors, padded on the right to the longest column.
-
-    Args:
-        inputs (`dict[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them `attention_mask`.
-        shapes (`tuple[tuple[int, int], ...]`): Number of texts and of tokens of each column.
-        lengths (`tuple[int, ...]`): Number of tokens of each text ([`text_lengths`]).
-        padded_left (`bool`): Whether a text has padding on the left.
+    The texts of several columns as rows of the same tensors `(texts, tokens, ...)`, padded on the right to the longest
+    column: the numbers of texts and tokens of each column (`shapes`), the tokens of each text ([`text_lengths`]), and
+    whether a text has padding on the left.
     """
 
     inputs: Rows
@@ -210,13 +206,9 @@ def pooled_columns(
 @dataclass(frozen=True)
 class PassCost:
     """
-    Cost of a forward pass, in units of the cost of one token.
-
-    Args:
-        overhead (`int`): Cost of a pass in addition to its tokens: calls of small operations and, in training, adding
-            to the gradient of every parameter.
-        most_tokens (`int`, *optional*): Largest number of tokens of a pass, padding included. A longer text
-            has a separate pass. `None` means no limit.
+    Cost of a forward pass, in units of the cost of one token. The `overhead` is its cost in addition to its tokens:
+    calls of small operations and, in training, adding to the gradient of every parameter. A pass has `most_tokens` at
+    most, padding included; a longer text has a separate pass.
     """
 
     overhead: int
@@ -242,15 +234,9 @@ class PassCost:
 
 def chunked(lengths: Sequence[int], cost: PassCost) -> list[list[int]]:
     """
-    Divide texts into chunks, each for one pass over texts padded to the longest of the chunk, such that all passes
-    together cost least.
-
-    Args:
-        lengths (`Sequence[int]`): Number of tokens of each text.
-        cost ([`PassCost`]): Cost of a pass.
-
-    Returns:
-        `list[list[int]]`: the texts of each chunk, longest first. A single chunk keeps the order of the texts.
+    Divide texts of these numbers of tokens into chunks, each for one pass over texts padded to the longest of the
+    chunk, such that all passes together cost least. Returns the texts of each chunk, longest first; a single chunk
+    keeps the order of the texts.
     """
     if len(lengths) == 1:
         return [[0]]

@@ -148,13 +148,7 @@ class Coder:
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """
-    An index of embeddings in a precision, with exact search. Made by [`PackedIndex.pack`].
-
-    Args:
-        index (`faiss.Index` or `faiss.IndexBinary`): The stored vectors.
-        coder ([`Coder`]): The precision.
-    """
+    """An index of embeddings in a precision, with exact search. Made by [`PackedIndex.pack`]."""
 
     index: Any  # faiss has no common base class for both kinds
     coder: Coder
@@ -191,16 +185,10 @@ class PackedIndex:
 
     def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """
-        Find the `k` nearest documents by comparing each query with every document.
-
-        Args:
-            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings; need not be normalised.
-            k (`int`): Number of documents to find per query; all documents if there are fewer.
-
-        Returns:
-            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. A score is the
-            dot product of the float32 query and the decoded document; for `binary` and `qama-*`, which are compared
-            by Hamming distance, the cosine of the bits as 1 and -1.
+        Find the `k` nearest documents, or all if there are fewer, of queries `(queries, width)`, which need not be
+        normalised, by comparing each with every document. Returns scores and rows `(queries, k)`, best first. A score
+        is the dot product of the float32 query and the decoded document; for `binary` and `qama-*`, which are compared
+        by Hamming distance, the cosine of the bits as 1 and -1.
         """
         k = min(k, self.index.ntotal)
         if not self.coder.symmetric:
@@ -212,11 +200,8 @@ class PackedIndex:
 def faiss_index(coder: Coder, arrangement: str = "") -> Any:
     """
     An empty index of faiss for vectors in a precision: bits are compared by Hamming distance, numbers by dot product.
-
-    Args:
-        coder ([`Coder`]): The precision.
-        arrangement (`str`, *optional*, defaults to `""`): How `faiss.index_factory` calls their arrangement:
-            `"HNSW32"` is a graph, `"IVF64"` are clusters, which must still be trained. Default: one by one.
+    `arrangement` is their arrangement as `faiss.index_factory` calls it: `"HNSW32"` is a graph, `"IVF64"` are
+    clusters, which must still be trained. By default, vectors are compared one by one.
     """
     faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
     if coder.symmetric:
@@ -245,16 +230,9 @@ def vectors_in_precision(
 ) -> dict[str, torch.Tensor]:
     """
     Embeddings of a task in a precision, as float32 vectors whose cosines rank as an index of the stored bytes does.
-    Some precisions have another number of dims. Raises as [`Coder.fit`].
-
-    Args:
-        vectors (`dict[str, torch.Tensor]`): Name -> embeddings of one layer `(texts, width)`, not normalised.
-        stored (`Sequence[str]`): Names of the embeddings that are stored. The precision is fitted to them; the others
-            are queries.
-        granularity ([`Granularity`]): Dim and precision.
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
-        float_queries (`bool`, *optional*, defaults to `False`): Whether to compare float32 queries with decoded
-            documents for every precision, as when a shortlist is rescored.
+    Some precisions have another number of dims. The precision is fitted to the `stored` of the embeddings of one layer
+    `(texts, width)`, which are not normalised; the others are queries. With `float_queries`, queries stay in float32
+    and documents are decoded for every precision, as when a shortlist is rescored. Raises as [`Coder.fit`].
     """
     everything = vectors[stored[0]] if len(stored) == 1 else torch.cat([vectors[name] for name in stored])
     coder = Coder.fit(everything, granularity.code, granularity.dim, quantizer)

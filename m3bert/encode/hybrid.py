@@ -31,12 +31,8 @@ STOP_WORDS = frozenset(
 @dataclass(frozen=True)
 class Ranking:
     """
-    The best documents of each query.
-
-    Args:
-        scores (`np.ndarray` of shape `(queries, k)`): Scores, best first.
-        rows (`np.ndarray` of shape `(queries, k)`): Rows of the documents. Where fewer than k were found, -1 with the
-            score of documents that were not found.
+    The best documents of each query: scores and rows `(queries, k)`, best first. Where fewer than k were found, the
+    row is -1, with the score of documents that were not found.
     """
 
     scores: np.ndarray

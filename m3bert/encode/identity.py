@@ -44,14 +44,8 @@ def encoder_parts(
 ) -> dict[str, str]:
     """
     Digests of an encoder: `weights`, with the projection, `config`, with adapters, and `tokenizer`. The weights are
-    hashed again after a change only.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The encoder, with or without a head.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        projection (`nn.Module`, *optional*): Its projection.
-        without (`tuple[str, ...]`, *optional*): Modules of the encoder whose weights do not count, nor an entry of
-            this name in the config.
+    hashed again after a change only. Modules of the encoder, and entries of its config, that `without` names do not
+    count.
     """
     encoder = unwrap_encoder(model)
     weights = {**encoder.state_dict(), **({} if projection is None else projection.state_dict())}

@@ -11,14 +11,8 @@ FLOAT = "float32"
 
 @dataclass(frozen=True)
 class Precision:
-    """
-    One way to store the numbers of an embedding.
-
-    Args:
-        name (`str`): Name in a grid: `int8` in `4x64@int8`.
-        bits (`float`): Stored bits per dim. `qama-2` stores 4 levels in 3 bits: its thermometer code.
-        words (`str`): The precision in plain words.
-    """
+    """One way to store the numbers of an embedding: its name in a grid (`int8` in `4x64@int8`), the stored bits per
+    dim, and plain words. `qama-2` stores 4 levels in 3 bits: its thermometer code."""
 
     name: str
     bits: float

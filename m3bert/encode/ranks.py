@@ -95,14 +95,10 @@ class RankRows:
 @dataclass(frozen=True)
 class Ring:
     """
-    The ranks in a ring: each sends tensors to the next rank and receives from the previous one, until every
-    rank has seen the tensors of all (after Inf-CL, [2410.17243](https://huggingface.co/papers/2410.17243), and ring
-    attention, [2310.01889](https://huggingface.co/papers/2310.01889)). All ranks must make the same calls in the same
-    order.
-
-    Args:
-        counts (`tuple[int, ...]`): Number of rows of each rank's tensors.
-        rank (`int`): Rank of this process.
+    The ranks in a ring: each sends tensors to the next rank and receives from the previous one, until every rank has
+    seen the tensors of all (after Inf-CL, [2410.17243](https://huggingface.co/papers/2410.17243), and ring attention,
+    [2310.01889](https://huggingface.co/papers/2310.01889)). `counts` are the rows of each rank's tensors. All ranks
+    must make the same calls in the same order.
     """
 
     counts: tuple[int, ...]

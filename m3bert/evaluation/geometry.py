@@ -42,15 +42,9 @@ def prefix_residual_correlation(correlation: torch.Tensor, dim: int) -> float:
 
 def geometry_scores(vectors: torch.Tensor, dims: Sequence[int]) -> dict[int, dict[str, float]]:
     """
-    Geometry of every prefix, computed from one covariance matrix.
-
-    Args:
-        vectors (`torch.Tensor` of shape `(texts, width)`): Embeddings of one layer.
-        dims (`Sequence[int]`): Lengths of the prefixes.
-
-    Returns:
-        `dict[int, dict[str, float]]`: dim -> `effective_rank`, `mean_covariance` (mean absolute value off the
-        diagonal, for dims above 1), and `prefix_residual_correlation` (for dims below the hidden size).
+    Geometry of the prefixes of embeddings `(texts, width)` of one layer, from one covariance matrix: dim ->
+    `effective_rank`, `mean_covariance` (mean absolute value off the diagonal, for dims above 1), and
+    `prefix_residual_correlation` (for dims below the hidden size).
     """
     covariance = feature_covariance(vectors)
     correlation = feature_correlation(covariance)

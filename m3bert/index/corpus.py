@@ -23,15 +23,8 @@ Metadata = dict[str, Any]  # values as JSON has them
 
 @dataclass(frozen=True)
 class Document:
-    """
-    One row of a corpus.
-
-    Args:
-        place (`str`): File and row, for error messages.
-        id (`str`, *optional*): Its id; `None` if the files have none.
-        text (`str`): Text to embed.
-        metadata (`dict`): The other columns, as JSON has them. Those of CSV and TSV files are texts.
-    """
+    """One row of a corpus: its file and row, for error messages; its id, if the files have some; the text to embed;
+    and the other columns, as JSON has them. Those of CSV and TSV files are texts."""
 
     place: str
     id: str | None
