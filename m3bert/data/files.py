@@ -177,8 +177,7 @@ def _streamed(files: Sequence[str], text: Sequence[str] | None) -> Iterator[Row]
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raise what the library datasets makes of broken data as a ValueError that names `what`. A missing file stays an
-    OSError."""
+    """Raise what the library datasets makes of broken data as a ValueError; a missing file stays an OSError."""
     try:
         yield
     except FileNotFoundError:

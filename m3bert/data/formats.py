@@ -68,8 +68,7 @@ def files_by_name(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def files_by_language(files: Sequence[str]) -> dict[str, list[str]]:
-    """Files, or those in folders with one folder per language, grouped by the folder that they are in: language ->
-    files, both in alphabetical order."""
+    """Files, or those in folders, grouped by the folder that they are in: language -> files, in alphabetical order."""
     groups: dict[str, list[str]] = {}
     for name in files:
         inside = sorted(str(file) for file in Path(name).glob("*/*") if suffix_of(file.name) in FORMATS)
@@ -242,8 +241,7 @@ def text_of(value: object) -> str | None:
 
 
 def number_of(value: object) -> float | None:
-    """The number that a value of a file is, or that its text says; 1 for true and 0 for false. `None` for an empty
-    cell and for NaN. ValueError if it is no number, or not finite."""
+    """The number of a value, or `None` for an empty cell and NaN. ValueError if it is no number, or not finite."""
     text = (text_of(value) or "").strip()
     if text.lower() in ("", "nan"):
         return None

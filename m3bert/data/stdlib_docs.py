@@ -83,8 +83,7 @@ def builtin_pairs() -> Iterator[Pair]:
 
 
 def topic_pairs() -> Iterator[Pair]:
-    """Pairs from the language reference of `help()`: each section with its heading, and the first sentence of each
-    paragraph with the rest of it."""
+    """Pairs from the language reference of `help()`: sections with headings, and paragraphs with first sentences."""
     from pydoc_data.topics import topics
 
     for topic, text in sorted(topics.items()):

@@ -37,8 +37,8 @@ class TextFiles:
             require_columns(stream, fields, file)
 
     def sources(self, tokenizer: Any) -> dict[str, Iterator[str]]:
-        """Name of each file -> its texts, as an encoder with this tokenizer reads them; a missing text is empty. Files
-        of the same name have their path as a name."""
+        """Name of each file, or its path if two have one name -> its texts, as an encoder with this tokenizer reads
+        them."""
         from .collators import joined_texts, separator_for
 
         separator = separator_for([self.column], tokenizer)

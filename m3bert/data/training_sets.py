@@ -20,8 +20,7 @@ SPLITS = {"train", "validation", "valid", "dev", "test"}  # usual names of the s
 
 
 class NamedDatasets(ConcatDataset):
-    """Several data sets by name, whose columns may differ. Their rows have one numbering, from the first row of the
-    first data set on."""
+    """Several data sets by name, whose columns may differ. Their rows are numbered from the first data set on."""
 
     datasets: list[Any]
     column_names = None  # each data set has its own
@@ -58,9 +57,8 @@ def training_data(data: Any, args: Any) -> Any:
 
 
 def with_lengths(data: Any, columns: Sequence[str], name: str) -> Any:
-    """A data set with a column of the lengths of its texts, by which [`~transformers.TrainingArguments`] can make
-    batches of texts of a similar length (`train_sampling_strategy`). A stream, several data sets and one with such a
-    column stay as they are."""
+    """A data set with the lengths of its texts, for `train_sampling_strategy`; streams and several sets as they
+    are."""
     if not isinstance(data, Dataset) or name in data.column_names:
         return data
     texts = [data[field] for column in columns for field in fields_of(column)]
@@ -68,8 +66,7 @@ def with_lengths(data: Any, columns: Sequence[str], name: str) -> Any:
 
 
 def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
-    """The datasets of a run, in groups that are read by the same columns: all together, or with [`NamedDatasets`] one
-    group per training or evaluation set."""
+    """The datasets of a run, in groups that are read by the same columns: all, or each of [`NamedDatasets`]."""
     evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     trained = train_dataset.datasets if isinstance(train_dataset, NamedDatasets) else [train_dataset]
     datasets = [dataset for dataset in (*trained, *evaluated) if dataset is not None]
@@ -77,8 +74,7 @@ def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
 
 
 def collator_of(args: Any, datasets: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> TextColumnsCollator:
-    """The collator for datasets or streams with the same columns. ValueError if it is not clear which columns to read,
-    a dataset lacks one, or a text is missing or empty."""
+    """The collator for datasets with the same columns. ValueError if these are not clear, or a text is missing."""
     columns = args.columns_of(*datasets)
     roles = args.roles_of(columns)
     for dataset in datasets:

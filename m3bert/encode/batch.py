@@ -93,8 +93,7 @@ def column_states(
 
 
 def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int]) -> NestedStates:
-    """The hidden states of a column, row by row; documents of packed rows may be encoded in chunks of similar
-    length."""
+    """The hidden states of a column, row by row; documents of packed rows may be encoded in chunks."""
     encoder = unwrap_encoder(model)
     if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
         return nested_states(model, inputs, layers)
@@ -275,8 +274,8 @@ def merged(chunks: Sequence[Sequence[int]], count: int) -> list[list[int]]:
 
 
 def text_lengths(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Number of tokens of each text up to its last real token, at least 1, `(texts,)`. Padding on the left counts,
-    because it determines positions."""
+    """Number of tokens of each text up to its last real one, at least 1, `(texts,)`: padding on the left has
+    positions."""
     positions = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
     return (attention_mask.bool() * positions).amax(dim=1).clamp(min=1)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Precisions with a range per dim -> the type of faiss with the same bytes.
 RANGED = {"int8": "QT_8bit", "int4": "QT_4bit"}
+# Precisions that sentence-transformers quantises to -> its names of them.
+BY_SENTENCE_TRANSFORMERS = {"int8": "uint8", "binary": "ubinary"}
 # Precisions of numbers -> their storage in faiss, which compares a query in float32: other types would round it, too.
 STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 
@@ -73,7 +75,7 @@ class Coder:
             return cls(code, dim, quantizer=quantizer)
         if code not in RANGED:
             return cls(code, dim)
-        blocks = [_unit(vectors[start : start + ROWS_AT_ONCE], dim) for start in range(0, len(vectors), ROWS_AT_ONCE)]
+        blocks = [_unit(block, dim) for block in vectors.split(ROWS_AT_ONCE)]
         low, high = torch.stack([b.amin(dim=0) for b in blocks]), torch.stack([b.amax(dim=0) for b in blocks])
         return cls(code, dim, np.stack([low.amin(dim=0).numpy(), high.amax(dim=0).numpy()]))
 
@@ -83,20 +85,18 @@ class Coder:
         return precision_of(self.code).symmetric
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:
-        """The bytes to store, uint8 `(vectors, bytes_per_vector)`, of embeddings `(vectors, width)` as in
-        [`Coder.fit`]."""
-        blocks = (vectors[start : start + ROWS_AT_ONCE] for start in range(0, len(vectors), ROWS_AT_ONCE))
-        return np.concatenate([self._pack(block) for block in blocks])
+        """The bytes to store, uint8 `(vectors, bytes_per_vector)`, of embeddings `(vectors, width)`."""
+        return np.concatenate([self._pack(block) for block in vectors.split(ROWS_AT_ONCE)])
 
     def _pack(self, vectors: torch.Tensor) -> np.ndarray:
         if self.quantizer is not None:
             codes = self.quantizer.encode(vectors.float().to(self.quantizer.device), self.code, self.dim)
             return codes.packed.cpu().numpy()
         numbers = _unit(vectors, self.dim).numpy()
-        if self.code == "int8":
-            return quantized(numbers, "uint8", self.ranges)
-        if self.code == "binary":
-            return quantized(numbers, "ubinary")
+        if self.code in BY_SENTENCE_TRANSFORMERS:
+            library = require_sentence_transformers("A precision of 8 bits or 1 a number")
+            precision = BY_SENTENCE_TRANSFORMERS[self.code]
+            return library.quantize_embeddings(numbers, precision=precision, ranges=self.ranges)
         if self.code == "int4":
             return self._faiss_quantizer().compute_codes(numbers)
         return numbers.astype(self.code).view(np.uint8)
@@ -214,12 +214,6 @@ def faiss_index(coder: Coder, arrangement: str = "") -> Any:
     return index
 
 
-def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:
-    """[`~sentence_transformers.quantize_embeddings`], which cannot infer ranges from a single document."""
-    library = require_sentence_transformers("A precision of 8 bits or 1 a number")
-    return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
-
-
 def vectors_in_precision(
     vectors: Mapping[str, torch.Tensor],
     stored: Sequence[str],
@@ -253,8 +247,7 @@ def vectors_in_precision(
 
 
 def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
-    """Raise a ValueError if a precision `qama-*` of a grid has no quantizer, or one for other layers or dims than
-    `width`."""
+    """Raise a ValueError if a precision `qama-*` of a grid has no quantizer for its layer and `width`."""
     learned = [member for member in grid if precision_of(member.code).learned]
     if not learned:
         return

@@ -76,8 +76,7 @@ def tensor_state(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def config_values(config: PreTrainedConfig) -> dict[str, Any]:
-    """The entries of a config that vectors depend on. What has the default of its class is left out: a later version
-    of transformers may add entries."""
+    """The entries of a config that vectors depend on and that differ from the defaults of its class."""
     defaults = type(config).default_config_fields()
     values = _with_effect(config.to_dict())
     differing = {name: value for name, value in values.items() if value != defaults.get(name)}

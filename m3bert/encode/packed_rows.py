@@ -88,8 +88,8 @@ class Flattened:
 
     @classmethod
     def of(cls, inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:
-        """Flatten a batch of texts `(texts, tokens, ...)` with an `attention_mask`, or the documents of packed rows,
-        as for [`packed_arguments`]."""
+        """Flatten texts `(texts, tokens, ...)` with an `attention_mask`, or packed rows, as for
+        [`packed_arguments`]."""
         if DOCUMENTS in inputs:
             real = inputs[DOCUMENTS] > 0
             positions = document_positions(inputs[DOCUMENTS])[real]

@@ -55,8 +55,7 @@ def precision_of(name: str) -> Precision:
 
 
 def stored_bits(code: str, dim: int) -> int:
-    """Bits of a stored vector of `dim` numbers in a precision, before it is filled up to whole bytes. ValueError if
-    the precision is unknown."""
+    """Bits of a stored vector of `dim` numbers, before whole bytes are filled. ValueError for an unknown precision."""
     precision = precision_of(code)
     if not precision.learned:
         return int(precision.bits) * dim

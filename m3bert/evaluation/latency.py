@@ -183,8 +183,7 @@ def search_milliseconds(
 
 
 def _rescoring_precisions(grid: Grid) -> list[tuple[int, str]]:
-    """Dims and precisions besides float32 that rescore shortlists: `binary` and `qama-*` themselves, and int8 beside
-    fewer bits."""
+    """Dims and precisions besides float32 that rescore shortlists: symmetric ones, and int8 beside fewer bits."""
     precisions = [(g.dim, precision_of(g.code)) for g in grid]
     alone = {(dim, precision.name) for dim, precision in precisions if precision.symmetric}
     return sorted(

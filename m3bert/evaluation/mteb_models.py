@@ -143,8 +143,7 @@ def mteb_models(
 def score_mteb(
     encoder: GridEncoder, task: AbsTask, results: GridResults, folder: Path | None = None, verbose: bool = False
 ) -> float:
-    """Run a task of MTEB by MTEB's own protocol at every granularity of a grid, and add its scores to the results.
-    Returns the seconds that were spent on encoding."""
+    """Add the scores of a task of MTEB, by its own protocol, to the results. Returns the seconds of encoding."""
     name, encode_once = task.metadata.name, EncodeOnce(encoder, folder)
     task_type = "mteb_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", task.metadata.type).lower()
     for g in encoder.grid:

@@ -76,8 +76,8 @@ class Corpus:
     def _documents(
         self, rows: Sequence[Metadata], file: str, start: int, read: Set[str], types: Mapping[str, str]
     ) -> Iterator[Document]:
-        """The documents of some rows of a file, of which the first has the number `start`. `read` are the columns that
-        are no metadata."""
+        """The documents of rows of a file, the first of which has the number `start`. Columns that are `read` are no
+        metadata."""
         texts = joined_texts(rows, self.text_column, self.separator, lambda at: f"{file}, row {start + at}: ")
         for number, (row, text) in enumerate(zip(rows, texts, strict=True), start):
             columns = self.metadata_columns

@@ -393,8 +393,8 @@ def _place(manifest: Manifest) -> Manifest:
 
 
 def _manifest_before(folder: Path, settings: Manifest, overwrite: bool) -> Manifest:
-    """The manifest of the index that a folder holds; empty if there is none. ValueError if it is not the one to build,
-    unless it is overwritten, or the folder has other files."""
+    """The manifest of a folder, empty if there is none. ValueError unless it is the one to build, or is
+    overwritten."""
     if (folder / MANIFEST).is_file():
         before = read_manifest(folder)
         if not overwrite:
@@ -414,8 +414,7 @@ def _manifest_before(folder: Path, settings: Manifest, overwrite: bool) -> Manif
 def _layout(
     settings: Manifest, plan: Plan, encoder: GridEncoder, survey: Survey, before: Manifest | None, folder: Path
 ) -> Layout:
-    """The layout of a new index, in the collection of the one `before` it, or a new one. ValueError if the vector
-    store does not have it."""
+    """The layout of a new index, in the collection of the one `before`. ValueError if the vector store lacks it."""
     collection = before["layout"]["collection"] if before else None
     if not before and settings["url"]:
         collection = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name)}-{uuid4().hex[:8]}"

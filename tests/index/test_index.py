@@ -279,13 +279,6 @@ def engine() -> str:
     return INSTALLED[0]
 
 
-@pytest.mark.parametrize("first", [1, 3, 21], ids=["at once", "in a chunk", "in chunks"])
-def test_repeated_ids_are_refused(tmp_path, encoder, sentences, engine, first):
-    files = [write(tmp_path / "corpus.jsonl", sentences[:first]), write(tmp_path / "again.jsonl", sentences[:1])]
-    with pytest.raises(ValueError, match="again.jsonl, row 1: the id 'd0' is that of an earlier document"):
-        Index.build(tmp_path / "index", engine, Plan(Granularity(6, 32)), encoder, Corpus(files))
-
-
 def test_a_build_is_run_again(tmp_path, encoder, corpus, sentences, engine, monkeypatch):
     """The same documents are not embedded again; others, or another plan, are refused without `overwrite`."""
     folder, plan = tmp_path / "index", Plan(Granularity(6, 32))

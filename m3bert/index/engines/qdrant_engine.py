@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -150,12 +150,9 @@ class QdrantEngine(Engine):
             request = self._request(query, None if final is None else final[row].tolist(), k, passing)
             with self._reported():
                 points = self._client.query_points(self._collection, limit=k, timeout=TIMEOUT, **request).points
-            hits.append([self._hit(point.payload, point.score / scale) for point in points])
+            scored = [(point.payload, point.score / scale) for point in points]
+            hits.append([Hit(row["id"], score, row["text"], row["metadata"]) for row, score in scored])
         return hits
-
-    @staticmethod
-    def _hit(payload: Mapping[str, Any], score: float) -> Hit:
-        return Hit(payload["id"], score, payload["text"], payload["metadata"])
 
     def _request(self, first: list[float], final: list[float] | None, k: int, passing: object) -> dict[str, object]:
         """Arguments of `query_points`."""
