@@ -82,10 +82,6 @@ class MultiDatasetBatchSampler(BatchSampler):
         self.parts, self.starts, self.order, self.seed, self.rank = parts, starts, order, seed, rank
         self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches come next; the trainer calls this."""
-        self.epoch = epoch
-
     def __len__(self) -> int:
         return len(self.turns())
 
@@ -113,7 +109,7 @@ class BatchLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches come next; the trainer calls this."""
         sampler: Any = self.batch_sampler
-        sampler.set_epoch(epoch)
+        sampler.epoch = epoch
 
 
 def batches_of(

@@ -282,12 +282,7 @@ class TeacherEmbeddings:
         return self.vectors.shape[1]
 
     def of(self, texts: Sequence[str]) -> torch.Tensor:
-        """
-        The embeddings `(len(texts), width)` of some texts, in float32.
-
-        Raises:
-            ValueError: if a text is not in the cache.
-        """
+        """The embeddings `(len(texts), width)` of texts, in float32. ValueError if a text is not in the cache."""
         keys = np.fromiter(map(hash_of, texts), np.int64, len(texts))
         places = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
         absent = (self._keys[places] != keys).nonzero()[0]

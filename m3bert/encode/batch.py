@@ -42,23 +42,14 @@ def column_states(
     same_passes: bool = False,
 ) -> dict[str, TextStates]:
     """
-    Encode the texts of all columns together, in chunks of similar length ([`chunked`]). Values and gradients are those
-    of [`nested_states`] of each column. Every text is in one chunk, so that its dropout masks are drawn once.
+    Encode the texts of all columns (outputs of the tokenizer) together, in chunks of similar length ([`chunked`]).
+    Values and gradients are those of [`nested_states`] of each column. Every text is in one chunk, so that its dropout
+    masks are drawn once. A compiled step without cached gradients encodes each column as it is, because every new
+    shape would be compiled.
 
-    A compiled step without cached gradients encodes each column as it is, because every new shape would be compiled.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
-        columns (`Mapping[str, Mapping[str, torch.Tensor]]`): Text column -> output of the tokenizer.
-        layers (`Iterable[int]`): Layers to read, as in [`nested_states`].
-        pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token hidden states.
-        mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
-            time as this number of the longest texts has. Needs `pooling`.
-        same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, which a sharded model
-            needs.
-
-    Returns:
-        `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
+    With a `pooling`, only embeddings are returned ([`PooledStates`], else [`NestedStates`]), and with a
+    `mini_batch_size` gradients are cached ([`cached_vectors`]), with at most as many tokens at a time as this number
+    of the longest texts has. With `same_passes`, every rank makes as many passes, which a sharded model needs.
 
     Raises:
         ValueError: as [`nested_states`] and [`cached_vectors`], or if gradients are to be cached for rows that hold
@@ -282,10 +273,9 @@ def text_lengths(attention_mask: torch.Tensor) -> torch.Tensor:
 
 def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows], static: bool = False) -> list[Rows]:
     """
-    Look up the token embeddings of all chunks at once, so that the gradient of the vocabulary, which is as large as
-    the vocabulary itself, is computed once: the rows get `inputs_embeds` in place of `input_ids`, and on request
-    `static_states`. An encoder that is a static table alone keeps the `input_ids`. Some encoders derive positions from
-    token ids, so the texts must not have padding on the left.
+    Look up the token embeddings of all chunks at once, so that the gradient of the vocabulary is computed once: rows
+    get `inputs_embeds` in place of `input_ids`, and on request `static_states`. A static table alone keeps the
+    `input_ids`. Some encoders derive positions from token ids, so the texts must not have padding on the left.
     """
     ids = torch.cat([rows["input_ids"].flatten() for rows in chunks])
     if static:

@@ -35,13 +35,8 @@ STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 @dataclass(frozen=True)
 class Coder:
     """
-    A precision for the embeddings of one collection. Made by [`Coder.fit`].
-
-    Args:
-        code (`str`): One of [`~precisions.CODES`].
-        dim (`int`): Dims of a stored embedding.
-        ranges (`np.ndarray` of shape `(2, dim)`, *optional*): Minimum and maximum of each dim, for `int8` and `int4`.
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
+    A precision for embeddings of `dim` dims of one collection, with the minimum and maximum of each, `(2, dim)`, for
+    `int8` and `int4`, and the quantizer for the precisions `qama-*`. Made by [`Coder.fit`].
     """
 
     code: str
@@ -54,16 +49,9 @@ class Coder:
         cls, vectors: torch.Tensor, code: str = FLOAT, dim: int | None = None, quantizer: M3BertQuantizer | None = None
     ) -> Coder:
         """
-        Fit a precision to the embeddings that it will store.
-
-        Args:
-            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised.
-            code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.CODES`].
-            dim (`int`, *optional*): Leading dims to keep. Default: all.
-            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
-
-        Raises:
-            ValueError: if the precision is unknown or needs a quantizer, or `dim` is not within the dims.
+        Fit a precision to the embeddings `(vectors, width)` that it will store, of which `dim` leading dims are kept,
+        by default all. They need not be normalised. ValueError if the precision is unknown or needs a quantizer, or
+        `dim` is not within the dims.
         """
         width = vectors.shape[1]
         dim = width if dim is None else dim
@@ -173,15 +161,10 @@ class PackedIndex:
         return cls(index, coder)
 
     @property
-    def bytes_per_vector(self) -> int:
-        """Bytes per document vector."""
-        return self.index.code_size
-
-    @property
     def nbytes(self) -> int:
         """Bytes that a search reads: all vectors and, for `int8` and `int4`, the minimum and maximum of each dim."""
         ranges = 0 if self.coder.ranges is None else self.coder.ranges.nbytes
-        return self.index.ntotal * self.bytes_per_vector + ranges
+        return self.index.ntotal * self.index.code_size + ranges
 
     def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """

@@ -142,12 +142,7 @@ class PooledStates:
         return replace(self, layers={**self.layers, **{key: projection(vectors) for key, vectors in both.items()}})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
-        """
-        As [`NestedStates.pooled`].
-
-        Raises:
-            ValueError: if `pooling` is not the pooling of the embeddings.
-        """
+        """As [`NestedStates.pooled`]. ValueError if `pooling` is not the pooling of the embeddings."""
         if pooling != self.pooling:
             raise ValueError(
                 f"These embeddings are pooled with {self.pooling!r}; {pooling!r} reads token hidden states."

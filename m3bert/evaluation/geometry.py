@@ -10,9 +10,8 @@ import torch
 def feature_covariance(vectors: torch.Tensor) -> torch.Tensor:
     """
     Covariance of the dims over texts, `(dim, dim)` in float64 (IBKD,
-    [2311.05472](https://huggingface.co/papers/2311.05472), section 4.7). Its diagonal is the variance spectrum (MIC,
-    Figure 1); its leading block is the covariance of a prefix. The embeddings `(texts, dim)`, at least two, are not
-    normalised.
+    [2311.05472](https://huggingface.co/papers/2311.05472), section 4.7), of embeddings `(texts, dim)`, which are not
+    normalised. Its leading block is that of a prefix.
     """
     return torch.cov(vectors.double().T).reshape(vectors.shape[1], vectors.shape[1])
 

@@ -194,11 +194,11 @@ class Engine(ABC):
 
     @abstractmethod
     def delete(self, keys: Sequence[int]) -> None:
-        """Remove documents. Keys that are not there are ignored."""
+        """Remove documents, at least one. Keys that are not there are ignored."""
 
     @abstractmethod
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
-        """Id -> key, of those ids that documents have."""
+        """Id -> key, of those ids, at least one, that documents have."""
 
     @abstractmethod
     def count(self, committed: Committed | None = None) -> int:

@@ -182,7 +182,7 @@ class Index:
         with only_writer(self.folder):
             self.manifest = self._finished_manifest()
             self._settle()
-            keys = self.engine.keys_of(delete)
+            keys = self.engine.keys_of(delete) if delete else {}
             if missing := [id_ for id_ in delete if id_ not in keys]:
                 raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
             documents, removed = self.manifest["documents"], sorted(keys.values())
@@ -259,7 +259,8 @@ class Index:
     def _commit(self, **changes: object) -> None:
         """Let a change take place, and remove what does not belong to the index any more."""
         self._note(finished=False, **changes)
-        self.engine.delete(self.manifest["removed"])
+        if removed := self.manifest["removed"]:
+            self.engine.delete(removed)
         if place := self.manifest["replaced"]:
             folder = self.folder / place["data"]
             if folder.is_dir():

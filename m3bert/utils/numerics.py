@@ -11,12 +11,7 @@ from torch import nn
 
 
 def check_dims(dims: Sequence[int], width: int) -> tuple[int, ...]:
-    """
-    Check prefix dims and return them as a tuple.
-
-    Raises:
-        ValueError: if the dims are not ascending and within 1..hidden size.
-    """
+    """Prefix dims as a tuple. ValueError if they are not ascending and within 1..hidden size."""
     dims = tuple(dims)
     if not dims or sorted(set(dims)) != list(dims) or dims[0] < 1 or dims[-1] > width:
         raise ValueError(f"dims={list(dims)} must be ascending and within 1..{width}.")

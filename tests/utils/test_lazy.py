@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 import m3bert.evaluation
-import m3bert.index
 from m3bert import trainers
 from tests.trainers.tiny_run import ROOT
 
 
-PACKAGES = [m3bert, trainers, m3bert.evaluation, m3bert.index]
+PACKAGES = [m3bert, trainers, m3bert.evaluation]
 
 
 def seen_by_type_checkers(package) -> dict[str, str]:

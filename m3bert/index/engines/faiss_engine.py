@@ -84,9 +84,8 @@ class FaissEngine(Engine):
             self._save(index)
 
     def delete(self, keys: Sequence[int]) -> None:
-        if keys:
-            self._remove(self._read(), np.array(keys, dtype=np.int64))
-            self.store.delete(keys)
+        self._remove(self._read(), np.array(keys, dtype=np.int64))
+        self.store.delete(keys)
 
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
         return self.store.keys_of(ids)

@@ -96,14 +96,11 @@ class LanceDBEngine(Engine):
             self._tidy()
 
     def delete(self, keys: Sequence[int]) -> None:
-        if keys:
-            with writing(str(self._place)):
-                self._table.delete(condition({"key": keys}))
-                self._tidy()
+        with writing(str(self._place)):
+            self._table.delete(condition({"key": keys}))
+            self._tidy()
 
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
-        if not ids:
-            return {}
         rows = self._table.search().where(condition({"id": ids})).select(["id", "key"]).to_arrow()
         return dict(zip(rows["id"].to_pylist(), rows["key"].to_pylist(), strict=True))
 

@@ -120,14 +120,11 @@ class QdrantEngine(Engine):
         ]
 
     def delete(self, keys: Sequence[int]) -> None:
-        if keys:
-            points = self._models.HasIdCondition(has_id=list(keys))
-            with self._reported():
-                self._client.delete(self._collection, self._models.Filter(must=[points]), wait=True)
+        points = self._models.HasIdCondition(has_id=list(keys))
+        with self._reported():
+            self._client.delete(self._collection, self._models.Filter(must=[points]), wait=True)
 
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
-        if not ids:
-            return {}
         models = self._models
         known = models.Filter(must=[models.FieldCondition(key="id", match=models.MatchAny(any=list(ids)))])
         with self._reported():
