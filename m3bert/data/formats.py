@@ -90,9 +90,8 @@ def require_one_format(files: Sequence[str]) -> None:
 
 
 def check_files(files: Sequence[str], columns: Iterable[str] = ()) -> list[str]:
-    """The columns of the first of some data files, whose first rows are read before a model is loaded; none for URLs
-    and if only a library can tell them. ValueError if a file cannot be read, is empty or lacks a column, or the
-    formats are unknown or differ; OSError if a file does not exist."""
+    """The columns of the first of some data files, none for URLs, by the first rows. ValueError if a file cannot be
+    read, is empty or lacks a column, or the formats are unknown or differ; OSError if a file does not exist."""
     require_one_format(files)
     every = [[] if is_url(file) or is_pattern(file) else columns_of(file) for file in files]
     for file, present in zip(files, every, strict=True):

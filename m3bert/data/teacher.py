@@ -266,8 +266,7 @@ class TeacherEmbeddings:
 
     @cached_property
     def vectors(self) -> np.ndarray:
-        """All embeddings `(texts, width)`. Changes of a memory-mapped file would stay in memory: torch warns of
-        read-only arrays."""
+        """All embeddings `(texts, width)`. Changes stay in memory: torch warns of read-only arrays."""
         return np.load(str(self._file), mmap_mode="c")
 
     def __getstate__(self) -> dict[str, object]:

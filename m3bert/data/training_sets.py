@@ -20,7 +20,7 @@ SPLITS = {"train", "validation", "valid", "dev", "test"}  # usual names of the s
 
 
 class NamedDatasets(ConcatDataset):
-    """Several data sets by name, whose columns may differ. Their rows are numbered from the first data set on."""
+    """Data sets by name, whose columns may differ, with one numbering of their rows from the first data set on."""
 
     datasets: list[Any]
     column_names = None  # each data set has its own

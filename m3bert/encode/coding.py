@@ -91,7 +91,7 @@ class Coder:
 
     @torch.no_grad()
     def decode(self, packed: np.ndarray) -> torch.Tensor:
-        """The numbers that bytes of [`Coder.pack`] stand for, float32 `(vectors, numbers)`, which are compared with
+        """The numbers that bytes stand for, float32 `(vectors, numbers)`, which are compared with
         [`~Coder.float_queries`]: the middle of a step for `int8` and `int4`, 1 or -1 for `binary`, the mean of a level
         for `qama-*`."""
         if self.quantizer is not None:
@@ -145,8 +145,7 @@ class PackedIndex:
     def pack(
         cls, vectors: torch.Tensor, code: str = FLOAT, dim: int | None = None, quantizer: M3BertQuantizer | None = None
     ) -> PackedIndex:
-        """Build an index of embeddings; arguments as for [`Coder.fit`]. `int8` and `binary` are quantised by
-        sentence-transformers, with the range of each dim over the documents, `int4` by faiss."""
+        """Build an index of embeddings; arguments as for [`Coder.fit`]."""
         coder = Coder.fit(vectors, code, dim, quantizer)
         return cls.of(coder, coder.pack(vectors))
 

@@ -64,9 +64,8 @@ def encoder_parts(
 
 
 def tensor_state(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Numbers that change when a tensor changes: how often it was written, and per plain tensor its place in memory
-    and the sum of its bits, because `tensor.data` can be written without counting. A fraction of the time of a
-    digest."""
+    """Numbers that change when a tensor changes: its writes and, per plain tensor, its place in memory and the sum of
+    its bits, because `tensor.data` can be written without counting. A fraction of the time of a digest."""
     state = [0 if tensor.is_inference() else tensor._version]
     for part in plain_tensors(tensor):
         content = part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -65,8 +65,7 @@ class NestedStates:
     packed: bool = False
 
     def projected(self, layer: int, projection: nn.Module) -> NestedStates:
-        """The hidden states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled
-        embedding, with and without the static table."""
+        """The hidden states, with a projection of a layer's pooled embedding, with and without the static table."""
         return replace(self, projections={layer: projection, state_only(layer): projection})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
@@ -125,12 +124,8 @@ class NestedStates:
 @dataclass(frozen=True)
 class PooledStates:
     """
-    The pooled embeddings of one batch of texts, for when the token hidden states of [`NestedStates`] do not fit in
-    memory.
-
-    Args:
-        layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
-        pooling (`str`): How the embeddings were pooled.
+    The pooled embeddings of one batch of texts, layer -> `(batch, hidden_size)`, for when the token hidden states of
+    [`NestedStates`] do not fit in memory.
     """
 
     layers: Mapping[int, torch.Tensor]

@@ -47,8 +47,7 @@ UNNAMED = "local/encoder"  # what MTEB calls an encoder whose name does not have
 
 
 class EncodeOnce:
-    """Embeddings of lists of texts at all granularities of a grid, in memory, or memory-mapped in a folder that later
-    runs reuse. Each list is encoded at its first call, once per role."""
+    """Embeddings of lists of texts at all granularities, in memory or in a folder, each encoded once per role."""
 
     def __init__(self, encoder: GridEncoder, folder: Path | None = None) -> None:
         self.encoder = encoder
@@ -108,9 +107,8 @@ def revision_of(encoder: GridEncoder) -> str:
 
 
 def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None, revision: str) -> ModelMeta:
-    """MTEB's metadata of one granularity, with the arguments of [`mteb_models`] and [`revision_of`]. MTEB saves the
-    results under its `experiment_kwargs`, which name layer, dim, and a precision other than float32. `output_dtypes`
-    is the precision, if MTEB has a name for it."""
+    """MTEB's metadata of one granularity. MTEB saves the results under its `experiment_kwargs`, which name layer, dim,
+    and a precision other than float32. `output_dtypes` is the precision, if MTEB has a name for it."""
     g, config = granularity, unwrap_encoder(encoder.model).config
     similarity, code = ScoringFunction(encoder.similarity), {}
     if g.code != FLOAT:

@@ -342,15 +342,14 @@ class GridResults:
         return {g: mean(values[task, str(g)] for task in tasks) for g in self.granularities}
 
     def asymmetric_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, int], float]:
-        """Granularity of the documents and layer of the queries -> mean of the main metrics over several tasks. Only
-        pairs that were measured on every task are in it: none if a task is not a retrieval task."""
+        """Documents' granularity and queries' layer -> mean of the main metrics, of pairs measured on every task."""
         return mean_over_tasks(
             self.asymmetric_searches, tasks, lambda s: (Granularity(s.document_layer, s.dim), s.query_layer or 0)
         )
 
     def rescored_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, str, int], float]:
-        """Granularity with the precision, what rescores, and length of the shortlist -> mean of the main metrics over
-        several tasks. Only searches that were measured on every task are in it."""
+        """Granularity, what rescores, and length of the shortlist -> mean of the main metrics, if measured on every
+        task."""
         return mean_over_tasks(self.rescored_searches, tasks, lambda s: (s.granularity, s.rescore, s.shortlist))
 
 

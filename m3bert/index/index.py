@@ -148,8 +148,7 @@ class Index:
 
     @classmethod
     def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:
-        """Open the index of a folder, with the encoder of queries and new documents. ValueError if there is no index,
-        or it was built with another model."""
+        """Open the index of a folder. ValueError if there is no index, or it was built with another model."""
         manifest = read_manifest(folder)
         if encoder is not None:
             require_same_encoder(manifest["encoder"], encoder_identity(encoder), f"The index {folder}")

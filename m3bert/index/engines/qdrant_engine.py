@@ -197,9 +197,8 @@ def collection_vectors(models: Models, layout: Layout) -> dict[str, object]:
 
 
 def stage_settings(layout: Layout, k: int) -> dict[str, object]:
-    """Settings of the first stage that finds `k` documents, as arguments of `SearchParams`. Codes that a server made
-    score a shortlist; without one, the vectors rescore what they find. Bits are as good as the vectors, which are
-    1 and -1."""
+    """Settings of the first stage, as arguments of `SearchParams`. Codes that a server made score a shortlist; without
+    one, the vectors rescore what they find. Bits are as good as the vectors, which are 1 and -1."""
     if layout.kind == "flat":
         return {"exact": True}
     settings: dict[str, object] = {"hnsw_ef": max(CANDIDATES, 2 * max(k, layout.shortlist or 0))}
