@@ -259,12 +259,12 @@ def run(options: argparse.Namespace) -> None:
         vectors = {side: encoder.encode(rows, description=f"Encoding the {side}") for side, rows in task.texts.items()}
         scores[stage] = score_vectors(task, vectors, document_layer)
         if document_layer is None:
-            baselines["BM25"] = task.score_ranked(task.bm25_ranked())
+            baselines["BM25"] = task.score_bm25()
             return
         for layer in (0, full.layer):
             g = Granularity(layer, full.dim)
             sides = {"queries": vectors["queries"].at(g), "documents": vectors["documents"].at(full)}
-            baselines[f"{in_words(g, encoder.grid)}, {stage} and BM25"] = task.score_ranked(task.bm25_ranked(sides))
+            baselines[f"{in_words(g, encoder.grid)}, {stage} and BM25"] = task.score_bm25(sides)
 
     set_seed(options.seed)
     with step("Read the documentation of Python and an encoder, and measure its first layers", "about 30 s"):

@@ -195,6 +195,10 @@ class Retrieval(Evaluator):
         """Metrics of ranked documents `(queries, k)`, best first."""
         return ranking_scores(rows, self.relevant, self.cutoffs)
 
+    def score_bm25(self, vectors: Vectors | None = None, fusion: str = "scores") -> Scores:
+        """Metrics of [`~Retrieval.bm25_ranked`]."""
+        return self.score_ranked(self.bm25_ranked(vectors, fusion))
+
     def bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:
         """Documents `(queries, k)` by BM25, beside exact search by embeddings if there are some. `fusion` is
         `"scores"` or `"ranks"`; see [`fuse_scores`] and [`fuse_ranks`]."""
