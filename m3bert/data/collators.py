@@ -50,16 +50,9 @@ def joined_texts(
     rows: Iterable[Row], column: str, separator: str, place: Callable[[int], str] = lambda number: ""
 ) -> Iterator[str]:
     """
-    The texts of rows in a text column, with their fields joined. Fields that are empty or `None` are left out.
-
-    Args:
-        rows (`Iterable[Mapping]`): Rows.
-        column (`str`): Text column; `"title+text"` joins two fields.
-        separator (`str`): Text between joined fields, see [`separator_for`].
-        place (`Callable[[int], str]`, *optional*): Says where a row is, by its number from 0, for the message.
-
-    Raises:
-        ValueError: if a row lacks a field, or the field is not text.
+    The texts of rows in a text column. `"title+text"` joins two fields, with the `separator` between them; fields that
+    are empty or `None` are left out. A ValueError says that a row lacks a field, or that the field is not text;
+    `place` says where a row is, by its number from 0.
     """
     fields = fields_of(column)
     glue, alone = f" {separator} ", len(fields) == 1

@@ -40,8 +40,7 @@ def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The tr
 
 
 def require_known_metric(args: TrainingArguments, eval_dataset: Any, evaluator: bool) -> None:
-    """Raise a ValueError if `metric_for_best_model`, by default the loss, is of none of several evaluation sets, whose
-    metrics have their names in front. With an evaluator, it may be one of its metrics."""
+    """Raise a ValueError if `metric_for_best_model` is none of the evaluator and of several named evaluation sets."""
     if args.metric_for_best_model is None or not isinstance(eval_dataset, dict):
         return
     metric = "eval_" + args.metric_for_best_model.removeprefix("eval_")

@@ -44,17 +44,10 @@ VERSION = "1"  # of how files are read: the library datasets keeps what an earli
 def load_files(files: Sequence[str], *, text: Iterable[str] | None = None, streaming: bool = False) -> Any:
     """
     Read data files of one format: text (one row per line, column `text`), JSON Lines, CSV, TSV or Parquet. All but
-    Parquet may be gzipped. Columns are text, as the files say ([`text_of`]): no type is guessed. A missing value is
-    `None`, which an empty cell of a CSV or TSV file is, too.
-
-    Args:
-        files (`Sequence[str]`): Paths, patterns of paths, or URLs.
-        text (`Iterable[str]`, *optional*): The columns that are text. Others keep what JSON or Parquet has, such as
-            numbers and lists; a column of JSON whose values have no common type is text. Default: all columns.
-        streaming (`bool`, *optional*, defaults to `False`): Whether to read rows during training, not before it.
-
-    Returns:
-        [`~datasets.Dataset`], or [`~datasets.IterableDataset`] if `streaming`
+    Parquet may be gzipped. Files are paths, patterns of paths, or URLs. A missing value is `None`, which an empty cell
+    of a CSV or TSV file is, too. The columns `text`, by default all, are text, as the files say ([`text_of`]): no type
+    is guessed. Others keep what JSON or Parquet has; a column of JSON whose values have no common type is text. A
+    stream ([`~datasets.IterableDataset`]) is read during training.
 
     Raises:
         ValueError: if a file cannot be read, or the formats are unknown or differ. The message names the files.
@@ -177,8 +170,7 @@ def _streamed(files: Sequence[str], text: Sequence[str] | None) -> Iterator[Row]
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raise what the library datasets makes of broken data as a ValueError that names `what`. A missing file stays an
-    OSError."""
+    """Raise what the library datasets makes of broken data as a ValueError; a missing file stays an OSError."""
     try:
         yield
     except FileNotFoundError:

@@ -68,8 +68,7 @@ def files_by_name(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def files_by_language(files: Sequence[str]) -> dict[str, list[str]]:
-    """Files, or those in folders with one folder per language, grouped by the folder that they are in: language ->
-    files, both in alphabetical order."""
+    """Files, or those in folders, grouped by the folder that they are in: language -> files, in alphabetical order."""
     groups: dict[str, list[str]] = {}
     for name in files:
         inside = sorted(str(file) for file in Path(name).glob("*/*") if suffix_of(file.name) in FORMATS)
@@ -91,9 +90,8 @@ def require_one_format(files: Sequence[str]) -> None:
 
 
 def check_files(files: Sequence[str], columns: Iterable[str] = ()) -> list[str]:
-    """The columns of the first of some data files, whose first rows are read before a model is loaded; none for URLs
-    and if only a library can tell them. ValueError if a file cannot be read, is empty or lacks a column, or the
-    formats are unknown or differ; OSError if a file does not exist."""
+    """The columns of the first of some data files, none for URLs, by the first rows. ValueError if a file cannot be
+    read, is empty or lacks a column, or the formats are unknown or differ; OSError if a file does not exist."""
     require_one_format(files)
     every = [[] if is_url(file) or is_pattern(file) else columns_of(file) for file in files]
     for file, present in zip(files, every, strict=True):
@@ -116,13 +114,8 @@ def columns_of(file: str) -> list[str]:
 
 def rows_of(file: str, *, quoted: bool = True) -> Iterator[Row]:
     """
-    The rows of a file, as it says: see the module. Cells that a row of a table lacks at its end are `None`; keys that
-    an object of JSON lacks are not there.
-
-    Args:
-        file (`str`): Path or URL.
-        quoted (`bool`, *optional*, defaults to `True`): Whether quotes enclose cells of a table. Otherwise they are
-            part of the text.
+    The rows of a file or URL, as it says: see the module. Cells that a row of a table lacks at its end are `None`;
+    keys that an object of JSON lacks are not there. Unless `quoted`, quotes are part of the cells of a table.
 
     Raises:
         ValueError: if the file cannot be read, or is empty. The message names the file and the line.
@@ -247,8 +240,7 @@ def text_of(value: object) -> str | None:
 
 
 def number_of(value: object) -> float | None:
-    """The number that a value of a file is, or that its text says; 1 for true and 0 for false. `None` for an empty
-    cell and for NaN. ValueError if it is no number, or not finite."""
+    """The number of a value, or `None` for an empty cell and NaN. ValueError if it is no number, or not finite."""
     text = (text_of(value) or "").strip()
     if text.lower() in ("", "nan"):
         return None

@@ -15,14 +15,9 @@ from .formats import FORMATS, is_url, suffix_of
 
 def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:
     """
-    Read a split of a data set from the Hub. No code of the data set runs. The files of a folder are read by
-    [`load_files`], as texts; a repository by the library datasets, which guesses the types of CSV files.
-
-    Args:
-        name (`str`): Hub id, or a folder of files that are named after their splits, such as `train.csv`.
-        config (`str`, *optional*): Configuration (subset) of the data set. Default: its default one.
-        split (`str`, *optional*, defaults to `"train"`): Split, also in part: `train[:1000]`.
-        streaming (`bool`, *optional*, defaults to `False`): Whether to read rows during training, not before it.
+    Read a split of a data set from the Hub, also in part: `train[:1000]`. No code of the data set runs. The files of a
+    folder, which are named after their splits (`train.csv`), are read by [`load_files`], as texts; a repository by the
+    library datasets, which guesses the types of CSV files.
 
     Raises:
         ValueError: if it has no such configuration or split, its files cannot be read, or its card names a file of

@@ -9,12 +9,9 @@ from datasets import Dataset, interleave_datasets
 
 def smoothed_probabilities(sizes: Sequence[float], exponent: float = 0.7) -> list[float]:
     """
-    Sampling probabilities of languages, `P'(L) ~ P(L)^exponent` renormalised
-    (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3, stage 2).
-
-    Args:
-        sizes (`Sequence[float]`): Amount of text in each language, in any unit.
-        exponent (`float`, *optional*, defaults to 0.7): 1 keeps the proportions, 0 makes all languages equally likely.
+    Sampling probabilities of languages from the amounts of text, `P'(L) ~ P(L)^exponent` renormalised (m3BERT,
+    [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3, stage 2). The exponent 1 keeps the
+    proportions, 0 makes all languages equally likely.
     """
     powers = [(size / sum(sizes)) ** exponent for size in sizes]
     return [power / sum(powers) for power in powers]

@@ -32,8 +32,7 @@ class MiningOptions:
 
 
 def mine(pairs: Any, teacher: Teacher, options: MiningOptions, corpus: list[str] | None = None) -> Any:
-    """A [`~datasets.Dataset`] of pairs with their negatives, in one column per negative. Candidates are all positives
-    and the corpus. A query is no negative of itself."""
+    """Pairs with one column per negative. Candidates are all positives and the corpus, but not the query itself."""
     require_sentence_transformers("Mining")
     require_extra("faiss", "evaluation", "Mining")
     import numpy as np

@@ -48,11 +48,9 @@ class Frame:
 
 def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
     """
-    Put documents into rows, greedily: each goes, in their order, into the row with the least room that it fits into
-    (best fit), or else into a new row. Documents have from 1 to `max_length` tokens, rows as many at most.
-
-    Returns:
-        `list[list[int]]`: the documents of each row. Every document is in exactly one row.
+    Put documents of 1 to `max_length` tokens into rows of as many at most, greedily: each goes, in their order, into
+    the row with the least room that it fits into (best fit), or else into a new row. Returns the documents of each
+    row.
     """
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # room that is left and number of each row that is not full, ascending
@@ -73,14 +71,9 @@ def packed_rows(
     documents: Sequence[Sequence[int]], frame: Frame, max_length: int
 ) -> tuple[list[list[int]], list[list[int]]]:
     """
-    Split tokenised documents, which have no special tokens yet, put those around every piece, and pack the pieces into
-    rows of at most `max_length` tokens. An empty document is left out.
-
-    Returns:
-        `tuple`: the token ids of each row, and the lengths of the pieces in it.
-
-    Raises:
-        ValueError: if a row has no room for a token between the special tokens.
+    The token ids of each row, and the lengths of the pieces in it: tokenised documents, which have no special tokens
+    yet, are split, framed, and packed into rows of at most `max_length` tokens. Empty documents are left out.
+    ValueError if a row has no room for a token between the special tokens.
     """
     room = max_length - len(frame)
     if room < 1:

@@ -21,17 +21,11 @@ def clean_pairs(
     max_per_query: int | None = None,
 ) -> tuple[Dataset | IterableDataset, Counter[str]]:
     """
-    Drop duplicate pairs, and keep at most `max_per_query` documents per query, so that frequent queries do not
-    dominate the batches (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3 and appendix B,
-    stage 3). The first documents of a query are kept. All pairs are read and hashed once, also of a stream,
-    which therefore must have an end. `query` and `document` are their columns.
-
-    Returns:
-        `tuple`: the cleaned dataset, of the same kind, and the numbers of `rows` read, of `duplicates`, and of pairs
-        `over` the maximum of their query.
-
-    Raises:
-        ValueError: if the dataset is empty or lacks a column.
+    Drop duplicate pairs, and keep at most `max_per_query` documents per query, the first ones, so that frequent
+    queries do not dominate the batches (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3
+    and appendix B, stage 3). All pairs are read and hashed once, also of a stream, which therefore must have an end.
+    `query` and `document` are their columns. Returns the cleaned dataset, of the same kind, and the numbers of `rows`
+    read, of `duplicates`, and of pairs `over` the maximum. ValueError if the dataset is empty or lacks a column.
     """
     require_columns(dataset, [*query, *document])
     report, seen, documents = Counter[str](), set[int](), Counter[int]()

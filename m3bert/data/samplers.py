@@ -21,13 +21,10 @@ from .training_sets import NamedDatasets
 @dataclass(frozen=True)
 class Batches:
     """
-    The batches of one data set in an epoch: its rows in a random order, each in one batch at most. With `texts`, no
-    text occurs in two rows of a batch: a row with a text of its batch waits for the next one. Rows that still wait at
-    the end are left out, and a reshuffled pass fills the epoch.
-
-    Args:
-        size (`int`): Rows per batch of all ranks, each of which has the same number of them.
-        texts (`np.ndarray` of shape `(rows, columns)`, *optional*): A number for each text, equal for equal texts.
+    The batches of one data set in an epoch, of `size` rows of all ranks: its rows in a random order, each in one batch
+    at most. With `texts`, hashes `(rows, columns)` of each text, no text occurs in two rows of a batch: a row with a
+    text of its batch waits for the next one. Rows that still wait at the end are left out, and a reshuffled pass fills
+    the epoch.
     """
 
     rows: int
@@ -76,21 +73,14 @@ class Batches:
 
 class MultiDatasetBatchSampler(BatchSampler):
     """
-    The batches of a rank. In a step, all ranks have rows of the same data set, and no row is on two of them.
-
-    Args:
-        starts (`Sequence[int]`): The number of the first row of each data set.
-        order (`str`): See `multi_dataset_batch_sampler` in [`TextTrainingArguments`].
-        seed (`int`): The batches of an epoch depend on this seed and the epoch alone.
+    The batches of a rank. In a step, all ranks have rows of the same data set, and no row is on two of them. `starts`
+    are the numbers of the first row of each data set; `order` is the `multi_dataset_batch_sampler` of
+    [`TextTrainingArguments`]. The batches of an epoch depend on the seed and the epoch alone.
     """
 
     def __init__(self, parts: Sequence[Batches], starts: Sequence[int], *, order: str, seed: int, rank: int):
         self.parts, self.starts, self.order, self.seed, self.rank = parts, starts, order, seed, rank
         self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches come next; the trainer calls this."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.turns())
@@ -119,7 +109,7 @@ class BatchLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches come next; the trainer calls this."""
         sampler: Any = self.batch_sampler
-        sampler.set_epoch(epoch)
+        sampler.epoch = epoch
 
 
 def batches_of(

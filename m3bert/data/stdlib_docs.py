@@ -21,9 +21,8 @@ SHORTEST_BODY, SHORTEST_TEST_BODY, LONGEST_BODY = 40, 150, 1000  # characters
 
 
 class Pair(NamedTuple):
-    """The summary line and the text below it, from the docstring of the object with the full name `name`. A pair is
-    clean, good enough for testing, if it has a full sentence, a public object, and a body that is long enough to
-    distinguish it from 800 others."""
+    """Summary line and text below it, from the docstring of the object `name`. A pair is clean, good enough for
+    testing, if it has a full sentence, a public object, and a body that distinguishes it from 800 others."""
 
     module: str
     name: str
@@ -83,8 +82,7 @@ def builtin_pairs() -> Iterator[Pair]:
 
 
 def topic_pairs() -> Iterator[Pair]:
-    """Pairs from the language reference of `help()`: each section with its heading, and the first sentence of each
-    paragraph with the rest of it."""
+    """Pairs from the language reference of `help()`: sections with headings, and paragraphs with first sentences."""
     from pydoc_data.topics import topics
 
     for topic, text in sorted(topics.items()):

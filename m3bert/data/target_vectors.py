@@ -20,12 +20,9 @@ def read_target_vectors(
     files: Sequence[str], text_column: str = "text", vector_column: str = "vector"
 ) -> tuple[dict[str, list[str]], TeacherEmbeddings]:
     """
-    Read rows of text and vector, as exports of vector stores have them, into memory, from files that [`load_files`]
-    reads. A vector is a list of numbers, or a text such as `"[0.1, 0.2]"`, which pgvector gives. Rows without text are
-    skipped; of equal texts, the first one counts.
-
-    Returns:
-        `tuple[dict[str, list[str]], TeacherEmbeddings]`: name of each file -> its texts, and all vectors by text.
+    Read rows of text and vector, as exports of vector stores have them, into memory: name of each file -> its texts,
+    and all vectors by text. A vector is a list of numbers, or a text such as `"[0.1, 0.2]"`, which pgvector gives.
+    Rows without text are skipped; of equal texts, the first one counts.
 
     Raises:
         ValueError: if a file lacks a column, a vector is no list of numbers, is not finite, is zero or has another

@@ -100,8 +100,7 @@ class Teacher:
         return fingerprint_of(parts)
 
     def load(self) -> SentenceTransformer:
-        """Load the model with these settings, which needs the extra `sentence-transformers`. ValueError if it has no
-        pooler, but `pooling` is that."""
+        """Load the model with these settings. ValueError if it has no pooler, but `pooling` is that."""
         library = require_sentence_transformers("A teacher")
         changed = self.pooling is not None or self.max_length is not None or self.compute is not None
         model, weights = copy.deepcopy(self.model) if changed else self.model, None
@@ -213,8 +212,7 @@ def _safetensors(name_or_path: str, revision: str | None) -> list[str] | None:
 
 
 def _conversion(name: str, commit: str) -> str:
-    """The commit at which the Hub's bot proposes the weights of a commit in safetensors, which transformers finds for
-    `main` only; the commit itself if there is none."""
+    """The commit at which the Hub's bot converts the weights of a commit to safetensors; the commit itself if none."""
     api, weights = HfApi(), {}
     proposals = api.get_repo_discussions(name, author="SFconvertbot", discussion_status="open")
     for revision in (commit, *(f"refs/pr/{each.num}" for each in proposals if each.is_pull_request)):
@@ -224,8 +222,7 @@ def _conversion(name: str, commit: str) -> str:
 
 
 def teacher_from(given: Any, **settings: Any) -> Teacher:
-    """The teacher that a user passes: a [`Teacher`] as it is, or a folder, a Hub id or a model with `settings`, which
-    are arguments of [`Teacher`]."""
+    """The [`Teacher`] that a user passes: one, or a folder, a Hub id or a model with these arguments."""
     if isinstance(given, Teacher):
         return given
     if isinstance(given, str | os.PathLike):
@@ -269,8 +266,7 @@ class TeacherEmbeddings:
 
     @cached_property
     def vectors(self) -> np.ndarray:
-        """All embeddings `(texts, width)`. Changes of a memory-mapped file would stay in memory: torch warns of
-        read-only arrays."""
+        """All embeddings `(texts, width)`. Changes stay in memory: torch warns of read-only arrays."""
         return np.load(str(self._file), mmap_mode="c")
 
     def __getstate__(self) -> dict[str, object]:
@@ -285,12 +281,7 @@ class TeacherEmbeddings:
         return self.vectors.shape[1]
 
     def of(self, texts: Sequence[str]) -> torch.Tensor:
-        """
-        The embeddings `(len(texts), width)` of some texts, in float32.
-
-        Raises:
-            ValueError: if a text is not in the cache.
-        """
+        """The embeddings `(len(texts), width)` of texts, in float32. ValueError if a text is not in the cache."""
         keys = np.fromiter(map(hash_of, texts), np.int64, len(texts))
         places = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
         absent = (self._keys[places] != keys).nonzero()[0]

@@ -20,8 +20,7 @@ SPLITS = {"train", "validation", "valid", "dev", "test"}  # usual names of the s
 
 
 class NamedDatasets(ConcatDataset):
-    """Several data sets by name, whose columns may differ. Their rows have one numbering, from the first row of the
-    first data set on."""
+    """Data sets by name, whose columns may differ, with one numbering of their rows from the first data set on."""
 
     datasets: list[Any]
     column_names = None  # each data set has its own
@@ -44,11 +43,8 @@ class NamedDatasets(ConcatDataset):
 def training_data(data: Any, args: Any) -> Any:
     """
     What a trainer trains on: [`NamedDatasets`] for a `dict` of data sets, and for one whose batches are without
-    duplicates; any other dataset as it is.
-
-    Raises:
-        ValueError: for a `dict` of the splits of one data set, or if one of several data sets is smaller than one
-            batch and smaller batches are dropped.
+    duplicates; any other dataset as it is. ValueError for a `dict` of the splits of one data set, or if one of several
+    data sets is smaller than one batch and smaller batches are dropped.
     """
     if data is None or (not isinstance(data, dict) and args.batch_sampler == "batch_sampler"):
         return data
@@ -61,9 +57,8 @@ def training_data(data: Any, args: Any) -> Any:
 
 
 def with_lengths(data: Any, columns: Sequence[str], name: str) -> Any:
-    """A data set with a column of the lengths of its texts, by which [`~transformers.TrainingArguments`] can make
-    batches of texts of a similar length (`train_sampling_strategy`). A stream, several data sets and one with such a
-    column stay as they are."""
+    """A data set with the lengths of its texts, for `train_sampling_strategy`; streams and several sets as they
+    are."""
     if not isinstance(data, Dataset) or name in data.column_names:
         return data
     texts = [data[field] for column in columns for field in fields_of(column)]
@@ -71,8 +66,7 @@ def with_lengths(data: Any, columns: Sequence[str], name: str) -> Any:
 
 
 def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
-    """The datasets of a run, in groups that are read by the same columns: all together, or with [`NamedDatasets`] one
-    group per training or evaluation set."""
+    """The datasets of a run, in groups that are read by the same columns: all, or each of [`NamedDatasets`]."""
     evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     trained = train_dataset.datasets if isinstance(train_dataset, NamedDatasets) else [train_dataset]
     datasets = [dataset for dataset in (*trained, *evaluated) if dataset is not None]
@@ -80,8 +74,7 @@ def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
 
 
 def collator_of(args: Any, datasets: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> TextColumnsCollator:
-    """The collator for datasets or streams with the same columns. ValueError if it is not clear which columns to read,
-    a dataset lacks one, or a text is missing or empty."""
+    """The collator for datasets with the same columns. ValueError if these are not clear, or a text is missing."""
     columns = args.columns_of(*datasets)
     roles = args.roles_of(columns)
     for dataset in datasets:

@@ -42,23 +42,14 @@ def column_states(
     same_passes: bool = False,
 ) -> dict[str, TextStates]:
     """
-    Encode the texts of all columns together, in chunks of similar length ([`chunked`]). Values and gradients are those
-    of [`nested_states`] of each column. Every text is in one chunk, so that its dropout masks are drawn once.
+    Encode the texts of all columns (outputs of the tokenizer) together, in chunks of similar length ([`chunked`]).
+    Values and gradients are those of [`nested_states`] of each column. Every text is in one chunk, so that its dropout
+    masks are drawn once. A compiled step without cached gradients encodes each column as it is, because every new
+    shape would be compiled.
 
-    A compiled step without cached gradients encodes each column as it is, because every new shape would be compiled.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
-        columns (`Mapping[str, Mapping[str, torch.Tensor]]`): Text column -> output of the tokenizer.
-        layers (`Iterable[int]`): Layers to read, as in [`nested_states`].
-        pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token hidden states.
-        mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
-            time as this number of the longest texts has. Needs `pooling`.
-        same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, which a sharded model
-            needs.
-
-    Returns:
-        `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
+    With a `pooling`, only embeddings are returned ([`PooledStates`], else [`NestedStates`]), and with a
+    `mini_batch_size` gradients are cached ([`cached_vectors`]), with at most as many tokens at a time as this number
+    of the longest texts has. With `same_passes`, every rank makes as many passes, which a sharded model needs.
 
     Raises:
         ValueError: as [`nested_states`] and [`cached_vectors`], or if gradients are to be cached for rows that hold
@@ -93,8 +84,7 @@ def column_states(
 
 
 def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int]) -> NestedStates:
-    """The hidden states of a column, row by row; documents of packed rows may be encoded in chunks of similar
-    length."""
+    """The hidden states of a column, row by row; documents of packed rows may be encoded in chunks."""
     encoder = unwrap_encoder(model)
     if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
         return nested_states(model, inputs, layers)
@@ -118,13 +108,9 @@ def encodes_own_rows(encoder: Any) -> bool:
 @dataclass(frozen=True)
 class TextRows:
     """
-    The texts of several columns as rows of the same tensors, padded on the right to the longest column.
-
-    Args:
-        inputs (`dict[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them `attention_mask`.
-        shapes (`tuple[tuple[int, int], ...]`): Number of texts and of tokens of each column.
-        lengths (`tuple[int, ...]`): Number of tokens of each text ([`text_lengths`]).
-        padded_left (`bool`): Whether a text has padding on the left.
+    The texts of several columns as rows of the same tensors `(texts, tokens, ...)`, padded on the right to the longest
+    column: the numbers of texts and tokens of each column (`shapes`), the tokens of each text ([`text_lengths`]), and
+    whether a text has padding on the left.
     """
 
     inputs: Rows
@@ -210,13 +196,9 @@ def pooled_columns(
 @dataclass(frozen=True)
 class PassCost:
     """
-    Cost of a forward pass, in units of the cost of one token.
-
-    Args:
-        overhead (`int`): Cost of a pass in addition to its tokens: calls of small operations and, in training, adding
-            to the gradient of every parameter.
-        most_tokens (`int`, *optional*): Largest number of tokens of a pass, padding included. A longer text
-            has a separate pass. `None` means no limit.
+    Cost of a forward pass, in units of the cost of one token. The `overhead` is its cost in addition to its tokens:
+    calls of small operations and, in training, adding to the gradient of every parameter. A pass has `most_tokens` at
+    most, padding included; a longer text has a separate pass.
     """
 
     overhead: int
@@ -242,15 +224,9 @@ class PassCost:
 
 def chunked(lengths: Sequence[int], cost: PassCost) -> list[list[int]]:
     """
-    Divide texts into chunks, each for one pass over texts padded to the longest of the chunk, such that all passes
-    together cost least.
-
-    Args:
-        lengths (`Sequence[int]`): Number of tokens of each text.
-        cost ([`PassCost`]): Cost of a pass.
-
-    Returns:
-        `list[list[int]]`: the texts of each chunk, longest first. A single chunk keeps the order of the texts.
+    Divide texts of these numbers of tokens into chunks, each for one pass over texts padded to the longest of the
+    chunk, such that all passes together cost least. Returns the texts of each chunk, longest first; a single chunk
+    keeps the order of the texts.
     """
     if len(lengths) == 1:
         return [[0]]
@@ -289,18 +265,17 @@ def merged(chunks: Sequence[Sequence[int]], count: int) -> list[list[int]]:
 
 
 def text_lengths(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Number of tokens of each text up to its last real token, at least 1, `(texts,)`. Padding on the left counts,
-    because it determines positions."""
+    """Number of tokens of each text up to its last real one, at least 1, `(texts,)`: padding on the left has
+    positions."""
     positions = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
     return (attention_mask.bool() * positions).amax(dim=1).clamp(min=1)
 
 
 def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows], static: bool = False) -> list[Rows]:
     """
-    Look up the token embeddings of all chunks at once, so that the gradient of the vocabulary, which is as large as
-    the vocabulary itself, is computed once: the rows get `inputs_embeds` in place of `input_ids`, and on request
-    `static_states`. An encoder that is a static table alone keeps the `input_ids`. Some encoders derive positions from
-    token ids, so the texts must not have padding on the left.
+    Look up the token embeddings of all chunks at once, so that the gradient of the vocabulary is computed once: rows
+    get `inputs_embeds` in place of `input_ids`, and on request `static_states`. A static table alone keeps the
+    `input_ids`. Some encoders derive positions from token ids, so the texts must not have padding on the left.
     """
     ids = torch.cat([rows["input_ids"].flatten() for rows in chunks])
     if static:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Precisions with a range per dim -> the type of faiss with the same bytes.
 RANGED = {"int8": "QT_8bit", "int4": "QT_4bit"}
+# Precisions that sentence-transformers quantises to -> its names of them.
+BY_SENTENCE_TRANSFORMERS = {"int8": "uint8", "binary": "ubinary"}
 # Precisions of numbers -> their storage in faiss, which compares a query in float32: other types would round it, too.
 STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 
@@ -33,13 +35,8 @@ STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 @dataclass(frozen=True)
 class Coder:
     """
-    A precision for the embeddings of one collection. Made by [`Coder.fit`].
-
-    Args:
-        code (`str`): One of [`~precisions.CODES`].
-        dim (`int`): Dims of a stored embedding.
-        ranges (`np.ndarray` of shape `(2, dim)`, *optional*): Minimum and maximum of each dim, for `int8` and `int4`.
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
+    A precision for embeddings of `dim` dims of one collection, with the minimum and maximum of each, `(2, dim)`, for
+    `int8` and `int4`, and the quantizer for the precisions `qama-*`. Made by [`Coder.fit`].
     """
 
     code: str
@@ -52,16 +49,9 @@ class Coder:
         cls, vectors: torch.Tensor, code: str = FLOAT, dim: int | None = None, quantizer: M3BertQuantizer | None = None
     ) -> Coder:
         """
-        Fit a precision to the embeddings that it will store.
-
-        Args:
-            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised.
-            code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.CODES`].
-            dim (`int`, *optional*): Leading dims to keep. Default: all.
-            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
-
-        Raises:
-            ValueError: if the precision is unknown or needs a quantizer, or `dim` is not within the dims.
+        Fit a precision to the embeddings `(vectors, width)` that it will store, of which `dim` leading dims are kept,
+        by default all. They need not be normalised. ValueError if the precision is unknown or needs a quantizer, or
+        `dim` is not within the dims.
         """
         width = vectors.shape[1]
         dim = width if dim is None else dim
@@ -73,7 +63,7 @@ class Coder:
             return cls(code, dim, quantizer=quantizer)
         if code not in RANGED:
             return cls(code, dim)
-        blocks = [_unit(vectors[start : start + ROWS_AT_ONCE], dim) for start in range(0, len(vectors), ROWS_AT_ONCE)]
+        blocks = [_unit(block, dim) for block in vectors.split(ROWS_AT_ONCE)]
         low, high = torch.stack([b.amin(dim=0) for b in blocks]), torch.stack([b.amax(dim=0) for b in blocks])
         return cls(code, dim, np.stack([low.amin(dim=0).numpy(), high.amax(dim=0).numpy()]))
 
@@ -83,27 +73,25 @@ class Coder:
         return precision_of(self.code).symmetric
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:
-        """The bytes to store, uint8 `(vectors, bytes_per_vector)`, of embeddings `(vectors, width)` as in
-        [`Coder.fit`]."""
-        blocks = (vectors[start : start + ROWS_AT_ONCE] for start in range(0, len(vectors), ROWS_AT_ONCE))
-        return np.concatenate([self._pack(block) for block in blocks])
+        """The bytes to store, uint8 `(vectors, bytes_per_vector)`, of embeddings `(vectors, width)`."""
+        return np.concatenate([self._pack(block) for block in vectors.split(ROWS_AT_ONCE)])
 
     def _pack(self, vectors: torch.Tensor) -> np.ndarray:
         if self.quantizer is not None:
             codes = self.quantizer.encode(vectors.float().to(self.quantizer.device), self.code, self.dim)
             return codes.packed.cpu().numpy()
         numbers = _unit(vectors, self.dim).numpy()
-        if self.code == "int8":
-            return quantized(numbers, "uint8", self.ranges)
-        if self.code == "binary":
-            return quantized(numbers, "ubinary")
+        if self.code in BY_SENTENCE_TRANSFORMERS:
+            library = require_sentence_transformers("A precision of 8 bits or 1 a number")
+            precision = BY_SENTENCE_TRANSFORMERS[self.code]
+            return library.quantize_embeddings(numbers, precision=precision, ranges=self.ranges)
         if self.code == "int4":
             return self._faiss_quantizer().compute_codes(numbers)
         return numbers.astype(self.code).view(np.uint8)
 
     @torch.no_grad()
     def decode(self, packed: np.ndarray) -> torch.Tensor:
-        """The numbers that bytes of [`Coder.pack`] stand for, float32 `(vectors, numbers)`, which are compared with
+        """The numbers that bytes stand for, float32 `(vectors, numbers)`, which are compared with
         [`~Coder.float_queries`]: the middle of a step for `int8` and `int4`, 1 or -1 for `binary`, the mean of a level
         for `qama-*`."""
         if self.quantizer is not None:
@@ -148,13 +136,7 @@ class Coder:
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """
-    An index of embeddings in a precision, with exact search. Made by [`PackedIndex.pack`].
-
-    Args:
-        index (`faiss.Index` or `faiss.IndexBinary`): The stored vectors.
-        coder ([`Coder`]): The precision.
-    """
+    """An index of embeddings in a precision, with exact search. Made by [`PackedIndex.pack`]."""
 
     index: Any  # faiss has no common base class for both kinds
     coder: Coder
@@ -163,8 +145,7 @@ class PackedIndex:
     def pack(
         cls, vectors: torch.Tensor, code: str = FLOAT, dim: int | None = None, quantizer: M3BertQuantizer | None = None
     ) -> PackedIndex:
-        """Build an index of embeddings; arguments as for [`Coder.fit`]. `int8` and `binary` are quantised by
-        sentence-transformers, with the range of each dim over the documents, `int4` by faiss."""
+        """Build an index of embeddings; arguments as for [`Coder.fit`]."""
         coder = Coder.fit(vectors, code, dim, quantizer)
         return cls.of(coder, coder.pack(vectors))
 
@@ -179,28 +160,17 @@ class PackedIndex:
         return cls(index, coder)
 
     @property
-    def bytes_per_vector(self) -> int:
-        """Bytes per document vector."""
-        return self.index.code_size
-
-    @property
     def nbytes(self) -> int:
         """Bytes that a search reads: all vectors and, for `int8` and `int4`, the minimum and maximum of each dim."""
         ranges = 0 if self.coder.ranges is None else self.coder.ranges.nbytes
-        return self.index.ntotal * self.bytes_per_vector + ranges
+        return self.index.ntotal * self.index.code_size + ranges
 
     def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """
-        Find the `k` nearest documents by comparing each query with every document.
-
-        Args:
-            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings; need not be normalised.
-            k (`int`): Number of documents to find per query; all documents if there are fewer.
-
-        Returns:
-            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. A score is the
-            dot product of the float32 query and the decoded document; for `binary` and `qama-*`, which are compared
-            by Hamming distance, the cosine of the bits as 1 and -1.
+        Find the `k` nearest documents, or all if there are fewer, of queries `(queries, width)`, which need not be
+        normalised, by comparing each with every document. Returns scores and rows `(queries, k)`, best first. A score
+        is the dot product of the float32 query and the decoded document; for `binary` and `qama-*`, which are compared
+        by Hamming distance, the cosine of the bits as 1 and -1.
         """
         k = min(k, self.index.ntotal)
         if not self.coder.symmetric:
@@ -212,11 +182,8 @@ class PackedIndex:
 def faiss_index(coder: Coder, arrangement: str = "") -> Any:
     """
     An empty index of faiss for vectors in a precision: bits are compared by Hamming distance, numbers by dot product.
-
-    Args:
-        coder ([`Coder`]): The precision.
-        arrangement (`str`, *optional*, defaults to `""`): How `faiss.index_factory` calls their arrangement:
-            `"HNSW32"` is a graph, `"IVF64"` are clusters, which must still be trained. Default: one by one.
+    `arrangement` is their arrangement as `faiss.index_factory` calls it: `"HNSW32"` is a graph, `"IVF64"` are
+    clusters, which must still be trained. By default, vectors are compared one by one.
     """
     faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
     if coder.symmetric:
@@ -229,12 +196,6 @@ def faiss_index(coder: Coder, arrangement: str = "") -> Any:
     return index
 
 
-def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:
-    """[`~sentence_transformers.quantize_embeddings`], which cannot infer ranges from a single document."""
-    library = require_sentence_transformers("A precision of 8 bits or 1 a number")
-    return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
-
-
 def vectors_in_precision(
     vectors: Mapping[str, torch.Tensor],
     stored: Sequence[str],
@@ -245,16 +206,9 @@ def vectors_in_precision(
 ) -> dict[str, torch.Tensor]:
     """
     Embeddings of a task in a precision, as float32 vectors whose cosines rank as an index of the stored bytes does.
-    Some precisions have another number of dims. Raises as [`Coder.fit`].
-
-    Args:
-        vectors (`dict[str, torch.Tensor]`): Name -> embeddings of one layer `(texts, width)`, not normalised.
-        stored (`Sequence[str]`): Names of the embeddings that are stored. The precision is fitted to them; the others
-            are queries.
-        granularity ([`Granularity`]): Dim and precision.
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
-        float_queries (`bool`, *optional*, defaults to `False`): Whether to compare float32 queries with decoded
-            documents for every precision, as when a shortlist is rescored.
+    Some precisions have another number of dims. The precision is fitted to the `stored` of the embeddings of one layer
+    `(texts, width)`, which are not normalised; the others are queries. With `float_queries`, queries stay in float32
+    and documents are decoded for every precision, as when a shortlist is rescored. Raises as [`Coder.fit`].
     """
     everything = vectors[stored[0]] if len(stored) == 1 else torch.cat([vectors[name] for name in stored])
     coder = Coder.fit(everything, granularity.code, granularity.dim, quantizer)
@@ -275,8 +229,7 @@ def vectors_in_precision(
 
 
 def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
-    """Raise a ValueError if a precision `qama-*` of a grid has no quantizer, or one for other layers or dims than
-    `width`."""
+    """Raise a ValueError if a precision `qama-*` of a grid has no quantizer for its layer and `width`."""
     learned = [member for member in grid if precision_of(member.code).learned]
     if not learned:
         return

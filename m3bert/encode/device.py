@@ -71,8 +71,7 @@ class ComputeArguments:
 
 
 def device_of(name: str | None = None) -> torch.device:
-    """The device of a name. Default: the accelerator of this machine (cuda, mps, xpu, npu, ...) if there is one, else
-    `cpu`."""
+    """The device of a name. Default: the accelerator of this machine if there is one, else `cpu`."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

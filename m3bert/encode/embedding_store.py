@@ -35,22 +35,10 @@ class EmbeddingStore:
         arrays = store.read()
     ```
 
-    The folder has one file `{name}.npy` of shape `(texts, width)` per array and `manifest.json`, which describes the
-    embeddings. Until all batches are there, the arrays are named `{name}.npy.unfinished`, and `done.npy` says which
-    batches they have.
-
-    Args:
-        folder (`Path`): Folder; created if it does not exist.
-        manifest (`dict`): Everything that the embeddings depend on, as JSON values. It is compared with the manifest
-            of an existing folder. A warning names what an earlier version did not record.
-        widths (`dict[str, int]`): Name of each array -> its hidden size.
-        batches (`Sequence[Sequence[int]]`): Rows of each batch. Every row is in exactly one batch.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the arrays: `torch.float32` or
-            `torch.float16`.
-
-    Raises:
-        ValueError: on entry, if the folder has a different manifest, or a file that cannot be read.
-        OSError: on entry, if the disk is too small for the arrays.
+    The folder has one file `{name}.npy` of shape `(texts, width)` per array and `manifest.json`, everything that the
+    embeddings depend on. Until all `batches` of rows are there, the arrays are named `{name}.npy.unfinished`, and
+    `done.npy` says which batches they have. On entry, a ValueError says that the folder has a different manifest or a
+    broken file, a warning what an earlier version did not record, and an OSError that the disk is too small.
     """
 
     def __init__(

@@ -335,8 +335,8 @@ class GridEncoder:
             return nested_states(self.model, inputs, layers)
 
     def manifest(self, texts: Sequence[str], role: Role | None = "query") -> dict[str, Any]:
-        """Everything that the embeddings of texts (with prompts) of a role depend on: the texts, the encoder
-        ([`~GridEncoder.identity`]), sizes and precision."""
+        """Everything that the embeddings of texts (with prompts) depend on: texts, [`~GridEncoder.identity`], sizes,
+        type."""
         identity = self.identity()
         return {
             "texts": len(texts),

@@ -40,20 +40,10 @@ def cached_vectors(
     model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
 ) -> dict[int, torch.Tensor]:
     """
-    Pooled hidden states of mini-batches at several layers. Values and gradients equal encoding all texts at once, with
-    the memory for the activations of one mini-batch, and one more forward pass.
-
-    Every parameter's gradient hooks, such as for data parallelism, run once, with the sum over the mini-batches.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The encoder. Its trainable parameters must be leaf
-            tensors; sharded parameters (FSDP) are not.
-        batches (`Sequence[dict[str, torch.Tensor]]`): Mini-batches: outputs of the tokenizer, one text per row.
-        layers (`Iterable[int]`): Layers to read, as in [`nested_states`].
-        pooling (`str`): `"mean"`, `"cls"` or `"lasttoken"`.
-
-    Returns:
-        `dict[int, torch.Tensor]`: layer -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
+    Pooled hidden states of mini-batches, one text per row, at several layers: layer -> embeddings `(texts,
+    hidden_size)`. Values and gradients equal encoding all texts at once, with the memory for the activations of one
+    mini-batch, and one more forward pass. Every parameter's gradient hooks, such as for data parallelism, run once,
+    with the sum over the mini-batches. Trainable parameters must be leaf tensors; sharded parameters (FSDP) are not.
 
     Raises:
         ValueError: as [`nested_states`], or if the encoder uses re-entrant activation checkpointing.
@@ -151,12 +141,7 @@ class _Replay:
 
 
 def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """
-    The leaf tensors of a graph, which accumulate gradients.
-
-    Raises:
-        ValueError: if re-entrant activation checkpointing hides the leaves.
-    """
+    """The leaf tensors of a graph, which accumulate gradients. ValueError if re-entrant checkpointing hides them."""
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen, leaves = set(waiting), []
     while waiting:

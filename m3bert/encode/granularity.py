@@ -31,8 +31,7 @@ class EncoderConfig(Protocol):
 
 
 def is_elastic(config: EncoderConfig) -> bool:
-    """Whether a model of this config is loaded at a size, by `output_layer` and `output_dim`: an m3BERT, or another
-    encoder of an elastic repository."""
+    """Whether a model of this config is loaded at a size: an m3BERT, or an encoder of an elastic repository."""
     return config.model_type == "m3bert" or bool(getattr(config, "elastic", None))
 
 

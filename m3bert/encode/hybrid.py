@@ -31,12 +31,8 @@ STOP_WORDS = frozenset(
 @dataclass(frozen=True)
 class Ranking:
     """
-    The best documents of each query.
-
-    Args:
-        scores (`np.ndarray` of shape `(queries, k)`): Scores, best first.
-        rows (`np.ndarray` of shape `(queries, k)`): Rows of the documents. Where fewer than k were found, -1 with the
-            score of documents that were not found.
+    The best documents of each query: scores and rows `(queries, k)`, best first. Where fewer than k were found, the
+    row is -1, with the score of documents that were not found.
     """
 
     scores: np.ndarray
@@ -136,8 +132,7 @@ def _fused(
     fuse: Callable[[np.ndarray, np.ndarray], np.ndarray],
     k: int,
 ) -> np.ndarray:
-    """The best documents by a function of their values in both searches, whose rankings have values of their shape.
-    Rows that a search did not find have its last value."""
+    """The best documents by a function of their values in both searches, or its last value where one missed them."""
     fused = np.full((len(first.rows), k), -1)
     for query, sides in enumerate(zip(first.rows, second.rows, strict=True)):
         union = np.setdiff1d(np.union1d(*sides), -1)

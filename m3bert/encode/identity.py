@@ -44,14 +44,8 @@ def encoder_parts(
 ) -> dict[str, str]:
     """
     Digests of an encoder: `weights`, with the projection, `config`, with adapters, and `tokenizer`. The weights are
-    hashed again after a change only.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The encoder, with or without a head.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        projection (`nn.Module`, *optional*): Its projection.
-        without (`tuple[str, ...]`, *optional*): Modules of the encoder whose weights do not count, nor an entry of
-            this name in the config.
+    hashed again after a change only. Modules of the encoder, and entries of its config, that `without` names do not
+    count.
     """
     encoder = unwrap_encoder(model)
     weights = {**encoder.state_dict(), **({} if projection is None else projection.state_dict())}
@@ -70,9 +64,8 @@ def encoder_parts(
 
 
 def tensor_state(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Numbers that change when a tensor changes: how often it was written, and per plain tensor its place in memory
-    and the sum of its bits, because `tensor.data` can be written without counting. A fraction of the time of a
-    digest."""
+    """Numbers that change when a tensor changes: its writes and, per plain tensor, its place in memory and the sum of
+    its bits, because `tensor.data` can be written without counting. A fraction of the time of a digest."""
     state = [0 if tensor.is_inference() else tensor._version]
     for part in plain_tensors(tensor):
         content = part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
@@ -82,8 +75,7 @@ def tensor_state(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def config_values(config: PreTrainedConfig) -> dict[str, Any]:
-    """The entries of a config that vectors depend on. What has the default of its class is left out: a later version
-    of transformers may add entries."""
+    """The entries of a config that vectors depend on and that differ from the defaults of its class."""
     defaults = type(config).default_config_fields()
     values = _with_effect(config.to_dict())
     differing = {name: value for name, value in values.items() if value != defaults.get(name)}

@@ -58,15 +58,9 @@ def packed_arguments(
 ) -> dict[str, Any]:
     """
     The arguments with which an encoder reads packed rows, if its attention takes a mask: `position_ids`,
-    `attention_mask` and the other inputs.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): Config of the encoder.
-        inputs (`Mapping[str, torch.Tensor]`): `document_ids` of shape `(rows, tokens)`, 1, 2, ... for the documents
-            of a row and 0 for padding, and further tensors of this shape: `input_ids`, ...
-        first_position (`int`): Row of the position embeddings that the first token of a document reads.
-        causal (`bool`): Whether the encoder is causal.
-        dtype (`torch.dtype`): Type of the encoder's weights.
+    `attention_mask` and the other inputs. The inputs are `document_ids` `(rows, tokens)`, 1, 2, ... for the documents
+    of a row and 0 for padding, and further tensors of this shape. `first_position` is the row of the position
+    embeddings that the first token of a document reads, `dtype` the type of the encoder's weights.
     """
     document_ids = inputs[DOCUMENTS]
     rest: dict[str, Any] = token_tensors(inputs)
@@ -85,11 +79,8 @@ def packed_arguments(
 @dataclass(frozen=True)
 class Flattened:
     """
-    Texts in one row without padding, for attention with variable lengths (flash attention).
-
-    Args:
-        inputs (`dict[str, Any]`): Arguments of the encoder.
-        real (`torch.BoolTensor` of shape `(texts, tokens)`): The tokens that are in the row.
+    Texts in one row without padding, for attention with variable lengths (flash attention): the arguments of the
+    encoder, and the tokens that are in the row, `(texts, tokens)`.
     """
 
     inputs: dict[str, Any]
@@ -97,14 +88,8 @@ class Flattened:
 
     @classmethod
     def of(cls, inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:
-        """
-        Flatten a batch of texts, or the documents of packed rows.
-
-        Args:
-            inputs (`Mapping[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them
-                `attention_mask`; or as for [`packed_arguments`].
-            first_position (`int`): Row of the position embeddings that the first token of a text reads.
-        """
+        """Flatten texts `(texts, tokens, ...)` with an `attention_mask`, or packed rows, as for
+        [`packed_arguments`]."""
         if DOCUMENTS in inputs:
             real = inputs[DOCUMENTS] > 0
             positions = document_positions(inputs[DOCUMENTS])[real]
@@ -137,12 +122,8 @@ def token_tensors(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class OwnRows:
     """
-    The documents of packed rows, one per row and padded to the longest; [`~OwnRows.pack`] reverses it.
-
-    Args:
-        packed (`torch.BoolTensor` of shape `(rows, tokens)`): The real tokens in packed rows.
-        single (`torch.BoolTensor` of shape `(documents, longest)`): The same tokens, in the same order, one document
-            per row.
+    The documents of packed rows, one per row and padded to the longest; [`~OwnRows.pack`] reverses it. The real tokens
+    are `packed` `(rows, tokens)` there and, in the same order, `single` `(documents, longest)` here.
     """
 
     packed: torch.Tensor

@@ -18,13 +18,8 @@ TOKENS_PER_TEXT = 128
 def tokenized_chunks(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, cost: PassCost
 ) -> Iterator[tuple[list[int], BatchEncoding]]:
-    """
-    Tokenise at least one text, truncated to `max_length` tokens, and form batches that cost least ([`chunked`]).
-
-    Yields:
-        `tuple[list[int], BatchEncoding]`: indices of the texts of a batch, and its tensors `input_ids` and
-        `attention_mask`, padded to the longest of the batch.
-    """
+    """Tokenise at least one text, truncated to `max_length` tokens, and yield batches that cost least ([`chunked`]):
+    the indices of their texts, and `input_ids` and `attention_mask`, padded to the longest of the batch."""
     options = {"return_token_type_ids": False, "return_attention_mask": False}
     ids = tokenizer(list(texts), truncation=True, max_length=max_length, **options)["input_ids"]
     yield from padded_chunks(tokenizer, ids, cost)

@@ -11,14 +11,8 @@ FLOAT = "float32"
 
 @dataclass(frozen=True)
 class Precision:
-    """
-    One way to store the numbers of an embedding.
-
-    Args:
-        name (`str`): Name in a grid: `int8` in `4x64@int8`.
-        bits (`float`): Stored bits per dim. `qama-2` stores 4 levels in 3 bits: its thermometer code.
-        words (`str`): The precision in plain words.
-    """
+    """One way to store the numbers of an embedding: its name in a grid (`int8` in `4x64@int8`), the stored bits per
+    dim, and plain words. `qama-2` stores 4 levels in 3 bits: its thermometer code."""
 
     name: str
     bits: float
@@ -61,8 +55,7 @@ def precision_of(name: str) -> Precision:
 
 
 def stored_bits(code: str, dim: int) -> int:
-    """Bits of a stored vector of `dim` numbers in a precision, before it is filled up to whole bytes. ValueError if
-    the precision is unknown."""
+    """Bits of a stored vector of `dim` numbers, before whole bytes are filled. ValueError for an unknown precision."""
     precision = precision_of(code)
     if not precision.learned:
         return int(precision.bits) * dim

@@ -59,8 +59,8 @@ class Projection(nn.Linear):
         self._validate(objective.grid, [config.num_hidden_layers])
 
     def validate_grid(self, grid: Grid, config: EncoderConfig) -> None:
-        """Raise a ValueError that names the granularities that cannot be projected: they must be at the last layer or
-        an exit into its space, and within the dims of the projection."""
+        """Raise a ValueError that names the granularities without an exit into the projection's space, or with more
+        dims."""
         self._validate(grid, shared_layers(config))
 
     def _validate(self, grid: Grid, layers: list[int]) -> None:

@@ -95,22 +95,18 @@ class RankRows:
 @dataclass(frozen=True)
 class Ring:
     """
-    The ranks in a ring: each sends tensors to the next rank and receives from the previous one, until every
-    rank has seen the tensors of all (after Inf-CL, [2410.17243](https://huggingface.co/papers/2410.17243), and ring
-    attention, [2310.01889](https://huggingface.co/papers/2310.01889)). All ranks must make the same calls in the same
-    order.
-
-    Args:
-        counts (`tuple[int, ...]`): Number of rows of each rank's tensors.
-        rank (`int`): Rank of this process.
+    The ranks in a ring: each sends tensors to the next rank and receives from the previous one, until every rank has
+    seen the tensors of all (after Inf-CL, [2410.17243](https://huggingface.co/papers/2410.17243), and ring attention,
+    [2310.01889](https://huggingface.co/papers/2310.01889)). `counts` are the rows of each rank's tensors. All ranks
+    must make the same calls in the same order.
     """
 
     counts: tuple[int, ...]
     rank: int
 
     def rounds(self, tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        """Yield the tensors `(rows, ...)` of every rank, this rank's first. The next ones are sent meanwhile, so they
-        must not be changed."""
+        """Yield the tensors `(rows, ...)` of every rank, this rank's first. They are sent meanwhile: do not change
+        them."""
         last = len(self.counts) - 1
         for passes in range(last + 1):
             arrival = self._pass_on(tensors, passes, channel=0) if passes < last else None
@@ -125,8 +121,7 @@ class Ring:
         return received
 
     def _pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int) -> Callable[[], list[torch.Tensor]]:
-        """Start to send tensors to the next rank. The result waits for the previous rank's tensors.
-        Transfers at the same time need different channels."""
+        """Start to send tensors; the result waits for the previous rank's. Transfers at once need other channels."""
         ranks = len(self.counts)
         following, previous = (self.rank + 1) % ranks, (self.rank - 1) % ranks
         rows = self.counts[(previous - passes) % ranks]
@@ -149,14 +144,12 @@ class Ring:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum of a tensor over ranks, with the same shape on each, on the tensor's device. Its gradient is the sum of the
-    gradients on all ranks."""
+    """Sum of a tensor over ranks, on the tensor's device. Its gradient is the sum of the gradients on all ranks."""
     return tensor if world_size() == 1 else _SumOverRanks.apply(_sendable(tensor)).to(tensor.device)
 
 
 def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor of the first rank, on every rank, on the tensor's device: for random draws that all ranks must
-    share."""
+    """The tensor of the first rank, on the tensor's device: for random draws that all ranks must share."""
     shared = tensor.detach().clone()
     if world_size() > 1:
         shared = _sendable(shared)

@@ -49,8 +49,7 @@ def nearest(queries: torch.Tensor, documents: torch.Tensor, k: int) -> tuple[np.
 
 
 def _first_best(cosines: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `k` highest cosines per row and their columns, in ascending order of these. `topk` alone would choose any of
-    the columns that equal the k-th."""
+    """The `k` highest cosines per row and their columns, ascending; of equal cosines the first, unlike `topk`."""
     k = min(k, cosines.shape[1])
     last = cosines.topk(k, dim=1).values[:, -1:]
     better, equal = cosines > last, cosines == last

@@ -65,8 +65,7 @@ class NestedStates:
     packed: bool = False
 
     def projected(self, layer: int, projection: nn.Module) -> NestedStates:
-        """The hidden states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled
-        embedding, with and without the static table."""
+        """The hidden states, with a projection of a layer's pooled embedding, with and without the static table."""
         return replace(self, projections={layer: projection, state_only(layer): projection})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
@@ -125,12 +124,8 @@ class NestedStates:
 @dataclass(frozen=True)
 class PooledStates:
     """
-    The pooled embeddings of one batch of texts, for when the token hidden states of [`NestedStates`] do not fit in
-    memory.
-
-    Args:
-        layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
-        pooling (`str`): How the embeddings were pooled.
+    The pooled embeddings of one batch of texts, layer -> `(batch, hidden_size)`, for when the token hidden states of
+    [`NestedStates`] do not fit in memory.
     """
 
     layers: Mapping[int, torch.Tensor]
@@ -142,12 +137,7 @@ class PooledStates:
         return replace(self, layers={**self.layers, **{key: projection(vectors) for key, vectors in both.items()}})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
-        """
-        As [`NestedStates.pooled`].
-
-        Raises:
-            ValueError: if `pooling` is not the pooling of the embeddings.
-        """
+        """As [`NestedStates.pooled`]. ValueError if `pooling` is not the pooling of the embeddings."""
         if pooling != self.pooling:
             raise ValueError(
                 f"These embeddings are pooled with {self.pooling!r}; {pooling!r} reads token hidden states."
@@ -201,8 +191,7 @@ def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> b
 
 
 def readable(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
-    """The keys among these that a model of this config has, ascending: all but the state-only maps of depths that do
-    not read the static table."""
+    """The keys among these that a model of this config has, ascending: no state-only maps without the static table."""
     with_table = {*map(state_only, Elasticity.of(config).table)}
     return sorted({key for key in layers if key >= 0 or key in with_table})
 
@@ -218,15 +207,15 @@ def first_position(config: EncoderConfig) -> int:
 
 
 def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = None) -> int:
-    """The longest text, in tokens, that an encoder embeds without truncation. `published` is a smaller limit that it
-    was published with."""
+    """The longest text, in tokens, that an encoder embeds without truncation, within the limit it was published
+    with."""
     limit = min(max_positions(config), tokenizer.model_max_length)
     return limit if published is None else min(published, limit)
 
 
 def is_flash(attention: str) -> bool:
-    """Whether an attention of transformers is a flash attention, also as a kernel of the Hub. It computes in half
-    precision, and reads the boundaries of texts in one row in place of a mask."""
+    """Whether an attention is a flash attention: in half precision, and with boundaries of texts in place of a
+    mask."""
     return "flash" in attention
 
 
@@ -284,8 +273,7 @@ def nested_states(
 def _arguments_of(
     encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, Any], torch.Tensor | None, Flattened | None, torch.Tensor | None]:
-    """The inputs of [`nested_states`] as an encoder takes them: its arguments; the mask of real tokens; the texts in
-    one row, if it reads them so; the static vectors that were given."""
+    """The arguments of the encoder, the mask of real tokens, the flattened texts if any, and given static vectors."""
     config, arguments, mask = encoder.config, dict(inputs), inputs.get("attention_mask")
     static, first, packed = arguments.pop("static_states", None), first_position(config), DOCUMENTS in inputs
     if packed:
@@ -305,8 +293,7 @@ def _arguments_of(
 def raw_states(
     encoder: PreTrainedModel, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
 ) -> dict[int, torch.Tensor]:
-    """The hidden states of several depths before any exit, after the final norm; depth 0 is the input of the first
-    layer. `spec` says which layers they run."""
+    """The hidden states of depths before any exit, after the final norm; depth 0 is the input of the first layer."""
     anatomy = anatomy_of(encoder)
     norm = encoder.get_submodule(anatomy.final_norm) if anatomy.final_norm is not None else nn.Identity()
     paths = [depth for depth in depths if spec.is_path(depth)]
@@ -332,8 +319,8 @@ def raw_states(
 def _prefixes(
     encoder: PreTrainedModel, arguments: Mapping[str, Any], deepest: int
 ) -> tuple[int, Mapping[int, torch.Tensor], torch.Tensor]:
-    """The number of layers that run, at least `deepest`; the output of each and, as 0, the input of the first; and the
-    hidden state after all of them."""
+    """The number of layers that run, at least `deepest`; their outputs, with the input as 0; and the last hidden
+    state."""
     if torch.compiler.is_compiling() or getattr(encoder, "_compiled_call_impl", None) is not None:
         # A view would be compiled again at each call.
         hidden = encoder(**arguments, output_hidden_states=True, return_dict=True).hidden_states
@@ -348,8 +335,7 @@ def _prefixes(
 def static_states(
     encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None
 ) -> torch.Tensor:
-    """The static hidden states of a batch, in a shape that broadcasts to its token hidden states. Arguments as in
-    [`nested_states`]; `flattened` are the same texts in one row, if the encoder reads them so."""
+    """The static hidden states of a batch, in a shape that broadcasts to those of its tokens, also `flattened`."""
     if "input_ids" not in inputs:
         raise ValueError("Layers that read the static table need input_ids, or static_states beside inputs_embeds.")
     if flattened is None and DOCUMENTS not in inputs:

@@ -29,14 +29,9 @@ class TokenizedText(NamedTuple):
 
 class TokenizedTexts:
     """
-    This rank's share of some texts. The texts and their token ids are in a temporary file, so that memory does not
-    grow with their number; iterate over it as often as needed. Empty texts are left out.
-
-    Args:
-        sources (`Mapping[str, Iterable[str]]`): Name -> texts. Every rank passes all of them.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
-        max_length (`int`): Maximum length of a text in tokens; longer texts are truncated.
-        prompts (`Sequence[str]`): Prompts that are put before the texts in turn.
+    This rank's share of the texts of several sources, which every rank passes. The texts, truncated to `max_length`
+    tokens, and their token ids are in a temporary file, so that memory does not grow with their number; iterate over
+    it as often as needed. Empty texts are left out. The prompts are put before the texts in turn.
 
     Attributes:
         counts (`dict[str, int]`): Source -> its number of texts on all ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -13,6 +14,7 @@ from ..encode.granularity import Granularity
 from ..utils.columns import Role
 
 
+@dataclass(eq=False)
 class GridEmbedder:
     """
     Adds embeddings to batches of rows. It is sent to worker processes without its encoder, which each of them loads at
@@ -30,14 +32,10 @@ class GridEmbedder:
         normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the embeddings.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], GridEncoder],
-        text_column: str = "text",
-        role: Role = "document",
-        normalize: bool = False,
-    ):
-        self.load, self.text_column, self.role, self.normalize = load, text_column, role, normalize
+    load: Callable[[], GridEncoder]
+    text_column: str = "text"
+    role: Role = "document"
+    normalize: bool = False
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "encoder"}
@@ -48,16 +46,8 @@ class GridEmbedder:
         return self.load()
 
     def __call__(self, batch: Mapping[str, Sequence[object]]) -> dict[str, object]:
-        """
-        Args:
-            batch (`Mapping[str, Sequence]`): Column -> values. There may be no rows.
-
-        Returns:
-            `dict`: the same columns, and one column `layer_{l}` per layer: arrays of shape `(rows, widest dim)`.
-
-        Raises:
-            ValueError: if a text column of a row is missing or not text.
-        """
+        """The same columns, and `layer_{l}` per layer: arrays `(rows, widest dim)`. There may be no rows. ValueError
+        if a text column of a row is missing or not text."""
         grid, dtype = self.encoder.grid, self.encoder.dtype
         widest = {f"layer_{layer}": Granularity(layer, grid.dims_of(layer)[-1]) for layer in grid.layers}
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]

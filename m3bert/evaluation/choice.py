@@ -50,8 +50,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Rescoring:
-    """Rescoring of a shortlist that a precision found: by `"codes"`, or vectors beside them in `"int8"` or
-    `"float32"`."""
+    """Rescoring of a shortlist: by the `"codes"` that found it, or vectors beside them in `"int8"` or `"float32"`."""
 
     by: str
     shortlist: int
@@ -118,8 +117,7 @@ class Choice:
 
 
 def two_stage_plans(results: GridResults, tasks: Iterable[str], granularity: Granularity) -> list[SearchPlan]:
-    """Two-stage searches whose second stage uses this granularity, averaged over the retrieval tasks. Only those that
-    were measured on all of them are in it."""
+    """Searches whose second stage has this granularity, averaged over retrieval tasks, if measured on all of them."""
     collections = [task for task in tasks if task in results.tasks("retrieval")]
     if not collections or granularity.code != FLOAT:
         return []

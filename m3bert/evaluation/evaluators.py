@@ -67,8 +67,7 @@ class Evaluator(ABC):
         return "document" if name == "documents" else "query"
 
     def read_as(self, role: Role, encoder: GridEncoder) -> Role | None:
-        """How an encoder reads texts of a role: `None` outside of retrieval if it has a default prompt, as `encode`
-        of sentence-transformers."""
+        """The role to encode with: `None` outside of retrieval if the encoder has a default prompt."""
         return role if isinstance(self, Retrieval) or encoder.default_prompt_name is None else None
 
     def fingerprint(self) -> str:
@@ -197,12 +196,12 @@ class Retrieval(Evaluator):
         return ranking_scores(rows, self.relevant, self.cutoffs)
 
     def score_bm25(self, vectors: Vectors | None = None, fusion: str = "scores") -> Scores:
-        """Metrics of BM25, beside exact search by embeddings if there are some. `fusion` is `"scores"` or `"ranks"`;
-        see [`fuse_scores`] and [`fuse_ranks`]."""
+        """Metrics of [`~Retrieval.bm25_ranked`]."""
         return self.score_ranked(self.bm25_ranked(vectors, fusion))
 
     def bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:
-        """The documents that [`~Retrieval.score_bm25`] scores, `(queries, k)`."""
+        """Documents `(queries, k)` by BM25, beside exact search by embeddings if there are some. `fusion` is
+        `"scores"` or `"ranks"`; see [`fuse_scores`] and [`fuse_ranks`]."""
         depth = max([*self.cutoffs, 10])  # nDCG and MRR read the first 10
         if vectors is None:
             return self._bm25.rows[:, :depth]

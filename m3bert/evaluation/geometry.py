@@ -10,9 +10,8 @@ import torch
 def feature_covariance(vectors: torch.Tensor) -> torch.Tensor:
     """
     Covariance of the dims over texts, `(dim, dim)` in float64 (IBKD,
-    [2311.05472](https://huggingface.co/papers/2311.05472), section 4.7). Its diagonal is the variance spectrum (MIC,
-    Figure 1); its leading block is the covariance of a prefix. The embeddings `(texts, dim)`, at least two, are not
-    normalised.
+    [2311.05472](https://huggingface.co/papers/2311.05472), section 4.7), of embeddings `(texts, dim)`, which are not
+    normalised. Its leading block is that of a prefix.
     """
     return torch.cov(vectors.double().T).reshape(vectors.shape[1], vectors.shape[1])
 
@@ -42,15 +41,9 @@ def prefix_residual_correlation(correlation: torch.Tensor, dim: int) -> float:
 
 def geometry_scores(vectors: torch.Tensor, dims: Sequence[int]) -> dict[int, dict[str, float]]:
     """
-    Geometry of every prefix, computed from one covariance matrix.
-
-    Args:
-        vectors (`torch.Tensor` of shape `(texts, width)`): Embeddings of one layer.
-        dims (`Sequence[int]`): Lengths of the prefixes.
-
-    Returns:
-        `dict[int, dict[str, float]]`: dim -> `effective_rank`, `mean_covariance` (mean absolute value off the
-        diagonal, for dims above 1), and `prefix_residual_correlation` (for dims below the hidden size).
+    Geometry of the prefixes of embeddings `(texts, width)` of one layer, from one covariance matrix: dim ->
+    `effective_rank`, `mean_covariance` (mean absolute value off the diagonal, for dims above 1), and
+    `prefix_residual_correlation` (for dims below the hidden size).
     """
     covariance = feature_covariance(vectors)
     correlation = feature_correlation(covariance)

@@ -240,7 +240,7 @@ def _score(
         embeddings = TaskEmbeddings(encoder, evaluator, name if verbose else None, folder / name if folder else None)
         encoding = time.perf_counter() - start
         _add_scores(task, embeddings, results)
-        measure_searches(name, embeddings, encoder, results, results.settings["searches"])
+        measure_searches(name, embeddings, encoder, results, **results.settings["searches"])
     else:
         from .mteb_models import score_mteb
 

@@ -54,15 +54,9 @@ def encode_milliseconds(
     engines: Mapping[str, Mapping[int, Callable[[str], object]]], texts: Sequence[str], rounds: int
 ) -> dict[str, dict[str, float]]:
     """
-    The 10th percentile of the milliseconds per text of several runtimes: runtime -> layer as text -> milliseconds.
-
-    Runtimes take turns of several rounds. The threads of one slow down the next for a moment, whose first call
+    The 10th percentile of the milliseconds per text: runtime -> layer as text -> milliseconds. The texts are used in
+    turn. Runtimes take turns of several rounds. The threads of one slow down the next for a moment, whose first call
     therefore does not count.
-
-    Args:
-        engines (`dict[str, dict[int, Callable]]`): Runtime -> layer -> function that encodes a text.
-        texts (`Sequence[str]`): Texts, used in turn.
-        rounds (`int`): Calls that count, per function.
     """
 
     def with_texts(function: Callable[[str], object]) -> Callable[[], object]:
@@ -189,8 +183,7 @@ def search_milliseconds(
 
 
 def _rescoring_precisions(grid: Grid) -> list[tuple[int, str]]:
-    """Dims and precisions besides float32 that rescore shortlists: `binary` and `qama-*` themselves, and int8 beside
-    fewer bits."""
+    """Dims and precisions besides float32 that rescore shortlists: symmetric ones, and int8 beside fewer bits."""
     precisions = [(g.dim, precision_of(g.code)) for g in grid]
     alone = {(dim, precision.name) for dim, precision in precisions if precision.symmetric}
     return sorted(

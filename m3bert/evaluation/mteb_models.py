@@ -47,8 +47,7 @@ UNNAMED = "local/encoder"  # what MTEB calls an encoder whose name does not have
 
 
 class EncodeOnce:
-    """Embeddings of lists of texts at all granularities of a grid, in memory, or memory-mapped in a folder that later
-    runs reuse. Each list is encoded at its first call, once per role."""
+    """Embeddings of lists of texts at all granularities, in memory or in a folder, each encoded once per role."""
 
     def __init__(self, encoder: GridEncoder, folder: Path | None = None) -> None:
         self.encoder = encoder
@@ -108,9 +107,8 @@ def revision_of(encoder: GridEncoder) -> str:
 
 
 def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None, revision: str) -> ModelMeta:
-    """MTEB's metadata of one granularity, with the arguments of [`mteb_models`] and [`revision_of`]. MTEB saves the
-    results under its `experiment_kwargs`, which name layer, dim, and a precision other than float32. `output_dtypes`
-    is the precision, if MTEB has a name for it."""
+    """MTEB's metadata of one granularity. MTEB saves the results under its `experiment_kwargs`, which name layer, dim,
+    and a precision other than float32. `output_dtypes` is the precision, if MTEB has a name for it."""
     g, config = granularity, unwrap_encoder(encoder.model).config
     similarity, code = ScoringFunction(encoder.similarity), {}
     if g.code != FLOAT:
@@ -143,8 +141,7 @@ def mteb_models(
 def score_mteb(
     encoder: GridEncoder, task: AbsTask, results: GridResults, folder: Path | None = None, verbose: bool = False
 ) -> float:
-    """Run a task of MTEB by MTEB's own protocol at every granularity of a grid, and add its scores to the results.
-    Returns the seconds that were spent on encoding."""
+    """Add the scores of a task of MTEB, by its own protocol, to the results. Returns the seconds of encoding."""
     name, encode_once = task.metadata.name, EncodeOnce(encoder, folder)
     task_type = "mteb_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", task.metadata.type).lower()
     for g in encoder.grid:

@@ -112,8 +112,7 @@ def hub_source(source: str) -> HubData | None:
 
 
 def _own_task(source: str, task_type: str, hub: HubData | None, read: Read, split: str) -> Task:
-    """The task of a source. If its name is taken by a registered task or group of other data, it is called
-    `user-name`, or `own-name` if it is local."""
+    """The task of a source: `user-name` or `own-name` if a registered task or group of other data has its name."""
     if hub is not None:
         suffix = f"-{hub.config}" if hub.config else ""
         name, other = hub.path.rpartition("/")[2] + suffix, hub.path.replace("/", "-") + suffix
@@ -151,9 +150,9 @@ def _rows(
     columns: Sequence[str],
     value_of: Callable[[object], float | str | None],
 ) -> Rows:
-    """The rows of a table under our names of its columns. All columns but the last have texts; `value_of` reads that.
-    Rows that lack a value are left out, with a warning. ValueError if a column is missing or is not text, a value
-    cannot be read, or no row is whole."""
+    """The rows of a table under our names of its columns, all texts but the last, which `value_of` reads. A warning
+    counts rows that lack a value. ValueError if a column is missing or no text, a value cannot be read, or no row is
+    whole."""
     *texts, last = columns
     missing = [column for column in columns if column not in table.column_names]
     wrong = [column for column in texts if column not in missing and "string" not in str(table.features[column])]
@@ -203,8 +202,7 @@ def _local_part(folder: Path, split: str, part: str) -> Rows:
 
 
 def _hub_part(hub: HubData, split: str, part: str) -> Rows:
-    """The rows of a part of a collection on the Hub, as MTEB lays it out: one configuration per part. The only split
-    of a configuration is taken, whatever its name."""
+    """The rows of a part of a collection on the Hub, one configuration per part, as MTEB lays it out."""
     names = [part, "default"] if part == "qrels" else [part]
     if hub.config is not None:
         names = [f"{hub.config}-{part}"]
@@ -216,8 +214,7 @@ def _hub_part(hub: HubData, split: str, part: str) -> Rows:
 
 
 def _named(rows: Rows, place: str, part: str) -> Rows:
-    """The rows of a part of a collection under our names: `id` for `_id`. ValueError if there are none, or a row lacks
-    a field or has no id."""
+    """The rows of a part, `id` for `_id`. ValueError if there are none, or one lacks a field or an id."""
     rows = [{**row, "id": row["_id"]} if "_id" in row else row for row in rows]
     needed = {"query-id", "corpus-id"} if part == "qrels" else {"id", "text"}
     if lacking := [row for row in rows or [{}] if not row.keys() >= needed]:

@@ -26,14 +26,8 @@ ALIKE = 4.0  # lowest score of a positive pair, among the scores 0..5 of STS-B
 
 def load_task(task: Task, data: Path | None = None) -> Evaluator:
     """
-    Read the texts and gold labels of a task from local files, or from the Hub if there are none.
-
-    Args:
-        task ([`Task`]): Task to read.
-        data (`Path`, *optional*): Folder of local data sets; `None` reads from the Hub.
-
-    Raises:
-        ValueError: if the data is not found. The message names the task and the places that were searched.
+    Read the texts and gold labels of a task from the folder `data`, or from the Hub if they are not there. ValueError,
+    which names the task and the searched places, if the data is not found.
     """
     try:
         return READERS[task.task_type](task, partial(read_part, task, data))

@@ -246,10 +246,8 @@ class GridResults:
     @classmethod
     def load(cls, file: Path) -> GridResults:
         """
-        Read results from a JSON file.
-
-        Raises:
-            ValueError: if the file is not JSON, has another schema version, or a field is missing or of another form.
+        Read results from a JSON file. ValueError if the file is not JSON, has another schema version, or a field is
+        missing or of another form.
         """
         content = read_object(file)
         if (schema := content.get("schema_version")) != SCHEMA_VERSION:
@@ -283,10 +281,8 @@ class GridResults:
     def within(self, size: Granularity, lost_layers: Collection[int] = ()) -> GridResults:
         """
         The results of the granularities within `size`: its layer and below, its dim and fewer. They also hold for a
-        model that is truncated to `size`, but not for `lost_layers`, whose exits such a model lacks.
-
-        Raises:
-            ValueError: if no granularity within `size` was scored.
+        model that is truncated to `size`, but not for `lost_layers`, whose exits such a model lacks. ValueError if no
+        granularity within `size` was scored.
         """
 
         def has(layer: int) -> bool:
@@ -337,12 +333,7 @@ class GridResults:
         return ", ".join(dict.fromkeys(metrics))
 
     def quality(self, tasks: Iterable[str]) -> dict[Granularity, float]:
-        """
-        Mean of the main metrics of several tasks, per granularity.
-
-        Raises:
-            ValueError: if there are no tasks, or a task was not scored.
-        """
+        """Mean of the main metrics of tasks, per granularity. ValueError if there are none, or one was not scored."""
         tasks = list(tasks)
         unknown = [task for task in tasks if task not in self.tasks()]
         if unknown or not tasks:
@@ -351,15 +342,14 @@ class GridResults:
         return {g: mean(values[task, str(g)] for task in tasks) for g in self.granularities}
 
     def asymmetric_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, int], float]:
-        """Granularity of the documents and layer of the queries -> mean of the main metrics over several tasks. Only
-        pairs that were measured on every task are in it: none if a task is not a retrieval task."""
+        """Documents' granularity and queries' layer -> mean of the main metrics, of pairs measured on every task."""
         return mean_over_tasks(
             self.asymmetric_searches, tasks, lambda s: (Granularity(s.document_layer, s.dim), s.query_layer or 0)
         )
 
     def rescored_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, str, int], float]:
-        """Granularity with the precision, what rescores, and length of the shortlist -> mean of the main metrics over
-        several tasks. Only searches that were measured on every task are in it."""
+        """Granularity, what rescores, and length of the shortlist -> mean of the main metrics, if measured on every
+        task."""
         return mean_over_tasks(self.rescored_searches, tasks, lambda s: (s.granularity, s.rescore, s.shortlist))
 
 

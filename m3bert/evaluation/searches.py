@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -21,32 +20,31 @@ from .task_embeddings import TaskEmbeddings
 LONGEST_RESCORED = 100  # documents of a shortlist in a precision
 
 
-class SearchOptions(TypedDict):
-    """Which searches are measured; see [`evaluate_grid`]."""
-
-    two_stages: bool
-    asymmetric: bool | None
-    hybrid: bool
-
-
 def measure_searches(
-    name: str, embeddings: TaskEmbeddings, encoder: GridEncoder, results: GridResults, options: SearchOptions
+    name: str,
+    embeddings: TaskEmbeddings,
+    encoder: GridEncoder,
+    results: GridResults,
+    *,
+    two_stages: bool,
+    asymmetric: bool | None,
+    hybrid: bool,
 ) -> None:
-    """Add the searches that the options name to the results of a retrieval task; other tasks have none."""
+    """Add the searches of a retrieval task to the results; see [`evaluate_grid`]. Other tasks have none."""
     if not isinstance(embeddings.evaluator, Retrieval):
         return
     searches, grid = Searches(name, embeddings.evaluator, embeddings), embeddings.grid
-    if options["two_stages"]:
+    if two_stages:
         for layer in grid.layers:
             results.two_stage_searches += searches.two_stages(layer)
         results.rescored_searches += searches.rescored()
-    layers = grid.layers if options["asymmetric"] is not False else []
-    if options["asymmetric"] is None:
+    layers = grid.layers if asymmetric is not False else []
+    if asymmetric is None:
         shared = shared_layers(unwrap_encoder(encoder.model).config)
         layers = [layer for layer in layers if layer in shared]
     between = {layer: dims for layer in layers if (dims := embeddings.float_dims(layer))}
     results.asymmetric_searches += searches.asymmetric(between)
-    if options["hybrid"]:
+    if hybrid:
         last = grid.layers[-1]
         results.hybrid_searches += searches.hybrid(between or {last: embeddings.float_dims(last)})
 
@@ -60,8 +58,7 @@ class Searches:
     embeddings: TaskEmbeddings
 
     def two_stages(self, layer: int) -> Iterator[MeasuredSearch]:
-        """Searches with a short prefix that are reranked with a longer one, for every pair of float32 dims and every
-        length in [`SHORTLISTS`] up to the size of the collection."""
+        """Searches with a short prefix that are reranked with a longer one, for pairs of dims and [`SHORTLISTS`]."""
         vectors, dims = self.embeddings.layer(layer), self.embeddings.float_dims(layer)
         queries, documents = vectors["queries"], vectors["documents"]
         lengths = [length for length in SHORTLISTS if length <= self.task.reachable]
@@ -75,8 +72,7 @@ class Searches:
                     yield self._measured(rows, **stages, shortlist=length, products_share=share)
 
     def rescored(self) -> Iterator[MeasuredSearch]:
-        """Searches that find a shortlist in a precision and rescore it, for every length in [`SHORTLISTS`] up to 100
-        and to the size of the collection."""
+        """Searches that find a shortlist of at most 100 in a precision and rescore it."""
         lengths = [length for length in SHORTLISTS if length <= min(self.task.reachable, LONGEST_RESCORED)]
         for g in self.embeddings.grid.coded if lengths else ():
             shortlist = None
@@ -89,8 +85,7 @@ class Searches:
                     yield self._measured(rows, **size, code=g.code, rescore=name, shortlist=length)
 
     def asymmetric(self, dims: Mapping[int, Sequence[int]]) -> Iterator[MeasuredSearch]:
-        """Exact searches with queries and documents at different layers, for every pair of layers and dim that both
-        have. `dims` maps layers to their dims, ascending."""
+        """Exact searches with queries and documents at different layers, for every dim that both have, ascending."""
         queries = {layer: self.embeddings.of("queries", layer) for layer in dims}
         for document_layer in dims:
             documents = self.embeddings.of("documents", document_layer)
@@ -105,8 +100,7 @@ class Searches:
                     yield self._measured(rows, query_layer=layer, document_layer=document_layer, dim=dim)
 
     def hybrid(self, dims: Mapping[int, Sequence[int]]) -> Iterator[MeasuredSearch]:
-        """BM25 alone, and beside exact search with queries at every layer and documents at the last one, for every dim
-        that both have."""
+        """BM25 alone, and beside exact search with queries at every layer and documents at the last one."""
         last = max(dims)
         documents = self.embeddings.of("documents", last)
         yield self._measured(self.task.bm25_ranked())

@@ -19,8 +19,8 @@ from .evaluators import Evaluator, Scores, Vectors
 
 
 class TaskEmbeddings:
-    """Embeddings of the texts of one task at every granularity, in memory, or memory-mapped in a folder. Equal texts
-    are encoded once. A ValueError says that an embedding is not finite; it names the granularities."""
+    """Embeddings of the texts of one task at every granularity, in memory or memory-mapped in a folder; equal texts
+    are encoded once. ValueError, which names the granularities, if one is not finite."""
 
     def __init__(
         self, encoder: GridEncoder, evaluator: Evaluator, description: str | None = None, folder: Path | None = None

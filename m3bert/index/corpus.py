@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from types import NoneType
 from typing import Any
 
@@ -17,21 +16,13 @@ from ..utils.columns import fields_of
 
 # Types of metadata columns that documents can be filtered by.
 TYPES: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "text": str}
-ROWS_AT_ONCE = 1000
 Metadata = dict[str, Any]  # values as JSON has them
 
 
 @dataclass(frozen=True)
 class Document:
-    """
-    One row of a corpus.
-
-    Args:
-        place (`str`): File and row, for error messages.
-        id (`str`, *optional*): Its id; `None` if the files have none.
-        text (`str`): Text to embed.
-        metadata (`dict`): The other columns, as JSON has them. Those of CSV and TSV files are texts.
-    """
+    """One row of a corpus: its file and row, for error messages; its id, if the files have some; the text to embed;
+    and the other columns, as JSON has them. Those of CSV and TSV files are texts."""
 
     place: str
     id: str | None
@@ -61,40 +52,26 @@ class Corpus:
 
     def documents(self, types: Mapping[str, str] | None = None) -> Iterator[Document]:
         """
-        The documents in order. With `types` (metadata column -> type, as [`column_types`]), their values are converted
-        to these, such as texts of a CSV file to numbers.
-
-        Raises:
-            ValueError: if a file cannot be read, a column is missing, a row has no text or no id, or a value is of
-                another type. The message names file and row.
+        The documents in order. With `types` of metadata columns ([`column_types`]), their values are converted, such
+        as texts of a CSV file to numbers. A ValueError names the file and row that cannot be read, or lack a column,
+        text, id or type.
         """
         read = [*fields_of(self.text_column), self.id_column]
         for file in self.files:
-            rows, start = iter(load_files([file], text=read, streaming=True)), 1
-            while block := list(islice(rows, ROWS_AT_ONCE)):
-                yield from self._documents(block, file, start, {*read}, types or {})
-                start += len(block)
+            for number, row in enumerate(load_files([file], text=read, streaming=True), start=1):
+                yield self._document(row, f"{file}, row {number}", read, types or {})
 
     def with_columns(self) -> Corpus:
         """The corpus with the metadata columns of its first document, if it does not name any."""
         first = next(self.documents(), None)
         return self if first is None else replace(self, metadata_columns=list(first.metadata))
 
-    def _documents(
-        self, rows: Sequence[Metadata], file: str, start: int, read: Set[str], types: Mapping[str, str]
-    ) -> Iterator[Document]:
-        """The documents of some rows of a file, of which the first has the number `start`. `read` are the columns that
-        are no metadata."""
-        texts = joined_texts(rows, self.text_column, self.separator, lambda at: f"{file}, row {start + at}: ")
-        for number, (row, text) in enumerate(zip(rows, texts, strict=True), start):
-            columns = self.metadata_columns
-            if columns is None:
-                columns = [name for name in row if name not in read]
-            yield self._document(row, text, columns, f"{file}, row {number}", types)
-
-    def _document(
-        self, row: Metadata, text: str, columns: Sequence[str], place: str, types: Mapping[str, str]
-    ) -> Document:
+    def _document(self, row: Metadata, place: str, read: Sequence[str], types: Mapping[str, str]) -> Document:
+        """The document of a row. Columns that are `read` are no metadata."""
+        (text,) = joined_texts([row], self.text_column, self.separator, lambda _: f"{place}: ")
+        columns = self.metadata_columns
+        if columns is None:
+            columns = [name for name in row if name not in read]
         if not text.strip():
             raise ValueError(f"{place}: the document has no text in the column {self.text_column}.")
         if missing := [name for name in columns if name not in row]:

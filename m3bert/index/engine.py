@@ -55,8 +55,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Committed:
-    """The documents that belong to an index while the vector store holds others: those with keys below `end` that are
-    not `removed`."""
+    """The documents that belong to an index during a change: with keys below `end`, and not `removed`."""
 
     end: int
     removed: Sequence[int]
@@ -185,8 +184,8 @@ class Engine(ABC):
 
     @abstractmethod
     def truncate(self, first: int) -> None:
-        """Remove the documents with this key and higher ones, as after an interrupted addition. With 0,
-        everything is made anew."""
+        """Remove the documents with this key and higher ones, as after an interruption. With 0, everything is made
+        anew."""
 
     @abstractmethod
     def add(self, batches: Iterable[Batch]) -> None:
@@ -195,11 +194,11 @@ class Engine(ABC):
 
     @abstractmethod
     def delete(self, keys: Sequence[int]) -> None:
-        """Remove documents. Keys that are not there are ignored."""
+        """Remove documents, at least one. Keys that are not there are ignored."""
 
     @abstractmethod
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
-        """Id -> key, of those ids that documents have."""
+        """Id -> key, of those ids, at least one, that documents have."""
 
     @abstractmethod
     def count(self, committed: Committed | None = None) -> int:

@@ -148,8 +148,7 @@ class Index:
 
     @classmethod
     def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:
-        """Open the index of a folder, with the encoder of queries and new documents. ValueError if there is no index,
-        or it was built with another model."""
+        """Open the index of a folder. ValueError if there is no index, or it was built with another model."""
         manifest = read_manifest(folder)
         if encoder is not None:
             require_same_encoder(manifest["encoder"], encoder_identity(encoder), f"The index {folder}")
@@ -182,7 +181,7 @@ class Index:
         with only_writer(self.folder):
             self.manifest = self._finished_manifest()
             self._settle()
-            keys = self.engine.keys_of(delete)
+            keys = self.engine.keys_of(delete) if delete else {}
             if missing := [id_ for id_ in delete if id_ not in keys]:
                 raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
             documents, removed = self.manifest["documents"], sorted(keys.values())
@@ -259,7 +258,8 @@ class Index:
     def _commit(self, **changes: object) -> None:
         """Let a change take place, and remove what does not belong to the index any more."""
         self._note(finished=False, **changes)
-        self.engine.delete(self.manifest["removed"])
+        if removed := self.manifest["removed"]:
+            self.engine.delete(removed)
         if place := self.manifest["replaced"]:
             folder = self.folder / place["data"]
             if folder.is_dir():
@@ -393,8 +393,8 @@ def _place(manifest: Manifest) -> Manifest:
 
 
 def _manifest_before(folder: Path, settings: Manifest, overwrite: bool) -> Manifest:
-    """The manifest of the index that a folder holds; empty if there is none. ValueError if it is not the one to build,
-    unless it is overwritten, or the folder has other files."""
+    """The manifest of a folder, empty if there is none. ValueError unless it is the one to build, or is
+    overwritten."""
     if (folder / MANIFEST).is_file():
         before = read_manifest(folder)
         if not overwrite:
@@ -414,8 +414,7 @@ def _manifest_before(folder: Path, settings: Manifest, overwrite: bool) -> Manif
 def _layout(
     settings: Manifest, plan: Plan, encoder: GridEncoder, survey: Survey, before: Manifest | None, folder: Path
 ) -> Layout:
-    """The layout of a new index, in the collection of the one `before` it, or a new one. ValueError if the vector
-    store does not have it."""
+    """The layout of a new index, in the collection of the one `before`. ValueError if the vector store lacks it."""
     collection = before["layout"]["collection"] if before else None
     if not before and settings["url"]:
         collection = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name)}-{uuid4().hex[:8]}"

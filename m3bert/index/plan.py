@@ -168,8 +168,8 @@ def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:
 
 
 def require_same_encoder(expected: Mapping[str, object], actual: Mapping[str, object], whose: str) -> None:
-    """Raise a ValueError, whose subject is `whose`, if an encoder differs from the recorded [`encoder_identity`]. What
-    the record does not have is not compared."""
+    """Raise a ValueError about `whose` encoder, if it differs from the recorded [`encoder_identity`] as far as
+    known."""
     for name, value in actual.items():
         if expected.get(name) not in (None, value):
             raise ValueError(f"{whose} is of another encoder: {name} {expected[name]!r}, not {value!r}.")

@@ -34,16 +34,8 @@ def text_columns_of(
 ) -> list[str]:
     """
     The columns with text, in the order that objectives expect: anchor, positive, hard negatives. Labels and scores are
-    left out.
-
-    Args:
-        present (`Sequence[str]`): All columns of a dataset, in any order.
-        source (`str`, *optional*): What the message calls the dataset.
-        option (`str`, *optional*): What the message says to do.
-
-    Raises:
-        ValueError: if a column has another name, two columns are the same side of a pair, or there are negatives
-            without a positive.
+    left out. ValueError, which names the `source` and the `option` to use, if a column has another name, two columns
+    are the same side of a pair, or there are negatives without a positive.
     """
     negatives = sorted((int(match[1] or 0), name) for name in present if (match := NEGATIVE.fullmatch(name)))
     anchors = [name for name in present if name in ANCHORS]

@@ -14,13 +14,9 @@ from filelock import FileLock, Timeout
 @contextmanager
 def replacing(file: Path, *, mark: str = "draft") -> Iterator[Path]:
     """
-    A path to write to. When the block ends, the file there replaces `file` at once; if it fails, `file` stays as it
-    was. Readers never see a part of a file.
-
-    Args:
-        file (`Path`): The file to write. Its folder must be there.
-        mark (`str`, *optional*, defaults to `"draft"`): Last part of the name to write to. Where several processes
-            may write the same file, each needs another.
+    A path to write to. When the block ends, the file there replaces `file`, whose folder must be there, at once; if it
+    fails, `file` stays as it was. Readers never see a part of a file. Where several processes may write the same file,
+    each needs another `mark`.
     """
     draft = file.with_name(f"{file.name}.{mark}")
     try:
@@ -40,17 +36,10 @@ def replace_text(file: Path, text: str) -> None:
 @contextmanager
 def replacing_files(folder: Path, *, last: str = "config.json", stale: Sequence[str] = ()) -> Iterator[Path]:
     """
-    A folder to write to. When the block ends, its files replace files of `folder`, where others stay; if it fails,
-    nothing changes there. A process that is killed in between leaves a folder without the file `last`, which is
-    removed first and put back last.
-
-    Args:
-        folder (`Path`): The folder; created if it does not exist.
-        last (`str`, *optional*, defaults to `"config.json"`): The file without which no reader opens the folder.
-        stale (`Sequence[str]`, *optional*): As for [`remove_files`]: what else is replaced.
-
-    Raises:
-        OSError: if a file cannot be written. The message names the folder.
+    A folder to write to. When the block ends, its files replace files of `folder`, which need not exist and where
+    others stay, but for those that `stale` names; if it fails, nothing changes there. A process that is killed in
+    between leaves a folder without the file `last`, without which no reader opens the folder. OSError, which names the
+    folder, if a file cannot be written.
     """
     draft, new = folder / ".draft", not folder.is_dir()
     shutil.rmtree(draft, ignore_errors=True)  # of a killed process

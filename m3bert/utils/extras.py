@@ -13,18 +13,8 @@ def how_to_install(extra: str) -> str:
 
 def require_extra(module: str, extra: str | None, purpose: str) -> Any:
     """
-    Import a module of an optional dependency.
-
-    Args:
-        module (`str`): Name of the module, such as `"sklearn.metrics"`.
-        extra (`str`, *optional*): The extra of m3bert that installs it. `None` if none does.
-        purpose (`str`): What needs the module, as the subject of the error message: `"Classification"`.
-
-    Returns:
-        `module`: the imported module.
-
-    Raises:
-        ValueError: if the module is not installed. The message says how to install it.
+    A module of an optional dependency, such as `"sklearn.metrics"`. If it is not installed, a ValueError says that the
+    `purpose` (`"Classification"`) needs it, and which extra of m3bert installs it, if one does.
     """
     try:
         return import_module(module)

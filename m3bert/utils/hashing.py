@@ -40,13 +40,7 @@ def sha256_of(file: Path) -> str:
 
 
 def fingerprint_of(texts: Iterable[str], digest: blake2b | None = None) -> str:
-    """
-    A digest of texts, which depends on where each begins and ends.
-
-    Args:
-        texts (`Iterable[str]`): The texts.
-        digest (`blake2b`, *optional*): The digest of the texts before them, which is continued.
-    """
+    """A digest of texts, which depends on where each begins and ends; a `digest` of texts before them is continued."""
     digest = blake2b(digest_size=16) if digest is None else digest
     for text in texts:
         encoded = text.encode()

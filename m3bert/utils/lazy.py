@@ -9,12 +9,9 @@ from typing import Any
 
 def face(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """
-    `__getattr__`, `__dir__` and `__all__` of a package whose submodules are imported on first use.
-
-    Args:
-        package (`str`): `__name__` of the package.
-        exports (`Mapping[str, str]`): Module, relative to the package, -> its public names, with spaces between them.
-            Type checkers see the imports of an `if TYPE_CHECKING:` block, which must be the same.
+    `__getattr__`, `__dir__` and `__all__` of a package whose submodules are imported on first use. `exports` maps each
+    module to its public names, with spaces between them. Type checkers see the imports of an `if TYPE_CHECKING:`
+    block, which must be the same.
     """
     modules = {name: module for module, names in exports.items() for name in names.split()}
 

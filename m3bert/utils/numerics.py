@@ -11,12 +11,7 @@ from torch import nn
 
 
 def check_dims(dims: Sequence[int], width: int) -> tuple[int, ...]:
-    """
-    Check prefix dims and return them as a tuple.
-
-    Raises:
-        ValueError: if the dims are not ascending and within 1..hidden size.
-    """
+    """Prefix dims as a tuple. ValueError if they are not ascending and within 1..hidden size."""
     dims = tuple(dims)
     if not dims or sorted(set(dims)) != list(dims) or dims[0] < 1 or dims[-1] > width:
         raise ValueError(f"dims={list(dims)} must be ascending and within 1..{width}.")
@@ -41,8 +36,7 @@ def cosine_matrix(vectors: torch.Tensor, candidates: torch.Tensor) -> torch.Tens
 
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """8 bits per number, with one scale per row: int8 `(rows, width)` within -127..127, and float32 `(rows,)`. Their
-    product differs from a row by at most half its scale, 1 / 254 of its largest number."""
+    """8 bits per number, with one float32 scale per row: int8 `(rows, width)` within -127..127, and `(rows,)`."""
     scales = rows.abs().amax(dim=1).float() / 127
     return (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().to(torch.int8), scales
 
@@ -58,8 +52,7 @@ def segments(dims: tuple[int, ...]) -> list[slice]:
 
 
 def summed_from_the_longest(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The gradients of segments from gradients of prefixes, in place: a segment is in the prefix it ends and in all
-    longer ones."""
+    """Gradients of segments from those of prefixes, in place: a segment is in its prefix and all longer ones."""
     for shorter, longer in zip(gradients[-2::-1], gradients[:0:-1], strict=True):
         shorter.add_(longer)
     return gradients

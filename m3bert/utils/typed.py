@@ -11,12 +11,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """
-    The object in a JSON file. `modeling_m3bert` has another reader, but importing it imports torch.
-
-    Raises:
-        ValueError: if the file is not JSON, or not an object.
-    """
+    """The object in a JSON file; ValueError if the file is not JSON, or not an object. `modeling_m3bert` has another
+    reader, but importing it imports torch."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -28,16 +24,9 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def typed(kind: Any, content: Any, name: str = "") -> Any:
     """
-    The object that JSON content stands for.
-
-    Args:
-        kind (`type`): A dataclass, or the type of one of its fields: `int`, `float`, `str`, `bool`, `Any`, a list,
-            tuple or mapping of these, or one of them or `None`.
-        content: What a JSON file holds.
-        name (`str`, *optional*): What the content is, for the message.
-
-    Raises:
-        ValueError: names the field that is missing, unknown, or of another type.
+    The object that JSON content stands for: a dataclass, or the type of one of its fields, `int`, `float`, `str`,
+    `bool`, `Any`, a list, tuple or mapping of these, or one of them or `None`. ValueError, which calls the content
+    `name`, for a field that is missing, unknown, or of another type.
     """
     outer, inner = get_origin(kind) or kind, get_args(kind)
     if kind is Any or (content is None and NoneType in inner):

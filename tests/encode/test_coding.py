@@ -92,7 +92,6 @@ def test_packed_bytes_are_as_many_as_the_code_says(code):
     for dim in (5, 13, 32):
         index = PackedIndex.pack(unit_vectors(7, 32), code, dim, quantizer_of(32))
         ranges = 2 * dim * 4 if code in ("int8", "int4") else 0
-        assert index.bytes_per_vector == bytes_per_vector(code, dim)
         assert index.nbytes == 7 * bytes_per_vector(code, dim) + ranges
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import distributed
-from torch._subclasses import FakeTensorMode
 from torch.distributed import HashStore
 
 from m3bert.encode import ranks
@@ -189,22 +188,6 @@ def test_tensors_of_any_device_go_through_nccl(device):
     assert torch.equal(total, tensor) and torch.equal(ranks.same_on_all_ranks(tensor), tensor)
     (total @ torch.arange(3.0, dtype=torch.float64, device=device)).backward()
     assert tensor.grad.tolist() == [0, 1, 2]
-
-
-def test_tensors_of_the_host_go_through_a_backend_that_takes_those_of_a_gpu_only(monkeypatch):
-    """The backend and the GPU are stand-ins: tensors have a device, but no numbers."""
-
-    def on_the_gpu(tensor, **options):
-        assert tensor.device.type == "cuda"
-
-    monkeypatch.setattr(ranks, "world_size", lambda: 2)
-    monkeypatch.setattr(distributed, "get_backend_config", lambda: "cuda:nccl")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check=False: torch.device("cuda", 0))
-    for name in ("all_reduce", "broadcast"):
-        monkeypatch.setattr(distributed, name, on_the_gpu)
-    with FakeTensorMode():
-        for function in (ranks.sum_over_ranks, ranks.same_on_all_ranks):
-            assert function(torch.ones(3, dtype=torch.float64)).device.type == "cpu"
 
 
 @pytest.mark.parametrize("name", list(OWN_BATCH))

@@ -47,22 +47,6 @@ def test_a_perfect_list_scores_one_and_an_empty_query_is_refused():
         ranking_scores(np.array([[0]]), [{}])
 
 
-def test_ranking_scores_equal_trec_evals():
-    pytrec_eval = pytest.importorskip("pytrec_eval", reason="comes with the extra mteb")
-    generator = np.random.default_rng(1)
-    ranked = np.stack([generator.permutation(50)[:20] for _ in range(9)])
-    relevant = [{int(row): int(generator.integers(1, 4)) for row in generator.permutation(50)[:7]} for _ in range(9)]
-    evaluator = pytrec_eval.RelevanceEvaluator(
-        {str(q): {str(row): grade for row, grade in grades.items()} for q, grades in enumerate(relevant)},
-        {"ndcg_cut.10", "recall.10"},
-    )
-    run = {str(q): {str(row): float(-rank) for rank, row in enumerate(rows)} for q, rows in enumerate(ranked.tolist())}
-    theirs = evaluator.evaluate(run).values()
-    scores = ranking_scores(ranked, relevant, (10,))
-    assert scores["ndcg@10"] == pytest.approx(np.mean([query["ndcg_cut_10"] for query in theirs]), abs=1e-9)
-    assert scores["recall@10"] == pytest.approx(np.mean([query["recall_10"] for query in theirs]), abs=1e-9)
-
-
 def test_half_precision_and_zeros_can_be_searched():
     documents = torch.cat([torch.zeros(1, 8), torch.eye(8)]).half()
     cosines, rows = search.nearest(torch.eye(8)[2:3], documents, 2)

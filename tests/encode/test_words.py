@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,7 +11,6 @@ from m3bert.evaluation import bm25_search
 from m3bert.exits.spans import span_of
 
 
-ROOT = Path(__file__).parents[2]
 # Texts, and their words with a bar between them.
 LANGUAGES = {
     "en": ("Don't stop: H2O, 3.14 na\u00efve cafe\u0301s!", "Don|t|stop|H2O|3|14|na\u00efve|cafe\u0301s"),
@@ -65,25 +60,6 @@ def test_a_word_is_compared_without_case_accents_and_forms_of_unicode():
         assert folded(one) == folded(other)
     for one, other in (("か", "が"), ("की", "का"), ("มี", "ม")):
         assert folded(one) != folded(other)
-
-
-# Files that divide at spaces, or by `\w`, what is no text of a user: messages, docstrings, names of files, options and
-# models, cards, Python's own documentation, a text that is shown in one line, a list of stop words.
-OTHERS = """
-durable help_texts lazy qdrant_engine quickstart composition papers files stdlib_docs upload own_data command
-preparing hybrid mteb_meta search formats training_record sections publication files_elastic settings
-"""
-
-
-def test_no_other_part_divides_texts():
-    actual = set()
-    for folder in ("m3bert", "trainers", "hub_cards", "scripts", "modeling_m3bert"):
-        for file in ROOT.joinpath(folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-                at_spaces = isinstance(node, ast.Call) and ast.unparse(node).endswith(".split()")
-                pattern = isinstance(node, ast.Constant) and re.search(r"\\[wWbB]|fts5|unicode61", str(node.value))
-                actual |= {file.stem} if at_spaces or pattern else set()
-    assert actual == {*OTHERS.split()}
 
 
 def test_texts_without_a_word_find_nothing():

@@ -135,12 +135,6 @@ def test_a_query_that_is_a_document_is_left_out_of_its_own_searches():
     assert [[row for row in rows if row >= 0] for rows in task.bm25_ranked().tolist()] == bm25
 
 
-def test_equal_scores_do_not_count():
-    first, second = lists(0), Ranking(np.ones((3, 7)), lists(1).rows)
-    fused = fuse_scores(first, second, 3)
-    assert all(first.scores[at][first.rows[at] == best] == first.scores[at, 0] for at, best in enumerate(fused[:, 0]))
-
-
 def test_an_evaluation_measures_bm25_alone_and_beside_every_shared_layer(encoder_with_exits, data):
     tasks = find_tasks(["cranfield", "stsb"])
     results = evaluate_grid(encoder_with_exits, tasks, data, hybrid=True)

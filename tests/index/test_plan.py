@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from m3bert.evaluation import GridEncoder, GridResults, MeasuredSearch, Score
 from m3bert.evaluation.choice import Budget, choose
 from m3bert.index import Plan
-from m3bert.index.plan import encoder_identity, require_same_encoder
 from m3bert.trainers import Granularity, Grid
 
 
@@ -80,22 +78,6 @@ def test_other_files_are_refused(tmp_path, content, reason):
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"plan\.json is not .*{reason}"):
         Plan.load(file)
-
-
-def test_the_encoder_of_the_plan_is_accepted_and_another_is_not(encoder, tiny_model, tiny_tokenizer):
-    plan = Plan(Granularity(6, 32), encoder=encoder_identity(encoder))
-
-    def check(encoder: GridEncoder) -> None:
-        require_same_encoder(plan.encoder, encoder_identity(encoder), "The plan")
-
-    check(encoder)
-    other = GridEncoder(tiny_model, tiny_tokenizer, encoder.grid, pooling="cls", prompts=encoder.prompts)
-    with pytest.raises(ValueError, match="The plan is of another encoder: pooling 'mean', not 'cls'"):
-        check(other)
-    with torch.no_grad():
-        tiny_model.layers[0].mlp.down_proj.weight += 1e-3
-    with pytest.raises(ValueError, match="The plan is of another encoder: weights "):
-        check(encoder)
 
 
 def test_the_layout_has_the_codes_of_the_plan(encoder, sentences):

@@ -84,9 +84,8 @@ class FaissEngine(Engine):
             self._save(index)
 
     def delete(self, keys: Sequence[int]) -> None:
-        if keys:
-            self._remove(self._read(), np.array(keys, dtype=np.int64))
-            self.store.delete(keys)
+        self._remove(self._read(), np.array(keys, dtype=np.int64))
+        self.store.delete(keys)
 
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
         return self.store.keys_of(ids)
@@ -113,8 +112,7 @@ class FaissEngine(Engine):
         return [self._hits(*row, k, again) for row in zip(queries, scores, keys, strict=True)]
 
     def _hits(self, query: torch.Tensor, scores: np.ndarray, keys: np.ndarray, k: int, again: str | None) -> list[Hit]:
-        """The best `k` of the keys that one query found, where -1 is none; scored by other vectors if `again` names
-        some."""
+        """The best `k` of the keys that one query found (-1: none), scored by other vectors if `again` names some."""
         scores, keys = scores[keys >= 0], keys[keys >= 0]
         if again is not None:
             scores = rescored(self.layout.coders[again], query, self.store.vectors(again)[keys])
@@ -204,8 +202,8 @@ class FaissEngine(Engine):
             index.add_with_ids(self._numbers(name, coder, some), some)
 
     def _numbers(self, name: str, coder: Coder, keys: np.ndarray) -> np.ndarray:
-        """Stored vectors as an index takes them: bits as they are, others decoded. Coding these again changes nothing:
-        they are in the middle of a step."""
+        """Stored vectors as an index takes them, bits or decoded, in the middle of a step: coding these changes
+        nothing."""
         packed = self.store.vectors(name)[keys]
         return packed if coder.symmetric else coder.decode(packed).numpy()
 

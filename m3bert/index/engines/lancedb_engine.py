@@ -96,14 +96,11 @@ class LanceDBEngine(Engine):
             self._tidy()
 
     def delete(self, keys: Sequence[int]) -> None:
-        if keys:
-            with writing(str(self._place)):
-                self._table.delete(condition({"key": keys}))
-                self._tidy()
+        with writing(str(self._place)):
+            self._table.delete(condition({"key": keys}))
+            self._tidy()
 
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
-        if not ids:
-            return {}
         rows = self._table.search().where(condition({"id": ids})).select(["id", "key"]).to_arrow()
         return dict(zip(rows["id"].to_pylist(), rows["key"].to_pylist(), strict=True))
 
@@ -181,7 +178,8 @@ def table_schema(layout: Layout) -> pa.Schema:
 
 def passing(where: Where | None, committed: Committed | None) -> str | None:
     """The condition for documents with certain metadata that belong to the index; `None` if all do."""
-    parts = [condition({f"metadata.`{_quoted(name)}`": values}) for name, values in (where or {}).items()]
+    quoted = {name.replace("`", "``"): values for name, values in (where or {}).items()}
+    parts = [condition({f"metadata.`{name}`": values}) for name, values in quoted.items()]
     if committed is not None:
         parts.append(f"key < {committed.end}")
         parts += [f"NOT {condition({'key': committed.removed})}"] if committed.removed else []
@@ -200,10 +198,6 @@ def _vectors(coder: Coder, packed: np.ndarray) -> pa.FixedSizeListArray:
 
 def _stored(value: object, kind: str) -> object:
     return value if value is None or kind in TYPES else json.dumps(value, ensure_ascii=False)
-
-
-def _quoted(column: str) -> str:
-    return column.replace("`", "``")
 
 
 def _literal(value: object) -> str:

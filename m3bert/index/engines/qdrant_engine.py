@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -120,14 +120,11 @@ class QdrantEngine(Engine):
         ]
 
     def delete(self, keys: Sequence[int]) -> None:
-        if keys:
-            points = self._models.HasIdCondition(has_id=list(keys))
-            with self._reported():
-                self._client.delete(self._collection, self._models.Filter(must=[points]), wait=True)
+        points = self._models.HasIdCondition(has_id=list(keys))
+        with self._reported():
+            self._client.delete(self._collection, self._models.Filter(must=[points]), wait=True)
 
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
-        if not ids:
-            return {}
         models = self._models
         known = models.Filter(must=[models.FieldCondition(key="id", match=models.MatchAny(any=list(ids)))])
         with self._reported():
@@ -150,12 +147,9 @@ class QdrantEngine(Engine):
             request = self._request(query, None if final is None else final[row].tolist(), k, passing)
             with self._reported():
                 points = self._client.query_points(self._collection, limit=k, timeout=TIMEOUT, **request).points
-            hits.append([self._hit(point.payload, point.score / scale) for point in points])
+            scored = [(point.payload, point.score / scale) for point in points]
+            hits.append([Hit(row["id"], score, row["text"], row["metadata"]) for row, score in scored])
         return hits
-
-    @staticmethod
-    def _hit(payload: Mapping[str, Any], score: float) -> Hit:
-        return Hit(payload["id"], score, payload["text"], payload["metadata"])
 
     def _request(self, first: list[float], final: list[float] | None, k: int, passing: object) -> dict[str, object]:
         """Arguments of `query_points`."""
@@ -203,9 +197,8 @@ def collection_vectors(models: Models, layout: Layout) -> dict[str, object]:
 
 
 def stage_settings(layout: Layout, k: int) -> dict[str, object]:
-    """Settings of the first stage that finds `k` documents, as arguments of `SearchParams`. Codes that a server made
-    score a shortlist; without one, the vectors rescore what they find. Bits are as good as the vectors, which are
-    1 and -1."""
+    """Settings of the first stage, as arguments of `SearchParams`. Codes that a server made score a shortlist; without
+    one, the vectors rescore what they find. Bits are as good as the vectors, which are 1 and -1."""
     if layout.kind == "flat":
         return {"exact": True}
     settings: dict[str, object] = {"hnsw_ef": max(CANDIDATES, 2 * max(k, layout.shortlist or 0))}

@@ -33,14 +33,8 @@ AT_ONCE = 500  # values in one statement; SQLite allows at least 999
 class Store:
     """
     The documents of an index: `documents.sqlite`, and the files `vectors/first` and `vectors/second` of bytes, whose
-    row number `key` is the vector of a document. Vectors of deleted documents keep their room.
-
-    Args:
-        folder (`Path`): Folder of the index.
-        layout ([`Layout`]): Codes of the vectors.
-
-    Raises:
-        OSError: if the database cannot be read or written.
+    row number `key` is the vector of a document. Vectors of deleted documents keep their room. OSError if the database
+    cannot be read or written.
     """
 
     def __init__(self, folder: Path, layout: Layout):
