@@ -11,7 +11,7 @@ An embedding model keeps its pooling, projection, normalisation and prompts, as 
 
 With --fit_exits, shallow layers embed into the space of the last one (see `m3bert fit`):
 
-    m3bert convert intfloat/multilingual-e5-base runs/elastic --fit_exits texts.txt queries.txt --exit_layers 2 4 8
+    m3bert convert intfloat/multilingual-e5-base runs/elastic --fit_exits texts.txt queries.txt --depths 1-2 1-4 1-8
 """
 
 from __future__ import annotations

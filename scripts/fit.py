@@ -49,7 +49,6 @@ def add_exit_options(parser: ArgumentParser) -> None:
         help="depths to fit beside the table: a number of layers (2), or the layers (1,2,11,12 or 1-3,10-12); "
         "default: about a sixth, a third, a half and two thirds of the layers",
     )
-    parser.add_argument("--exit_layers", type=int, nargs="+", help="depths that run the first layers: 2 is 1-2")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
     parser.add_argument(
         "--text_column",
@@ -109,14 +108,13 @@ def layers_of_depth(text: str) -> list[int]:
 
 def depths_of(options: Namespace) -> dict[str, Any]:
     """The depths that the options name, as fields of [`FitOptions`]. ValueError if two have as many layers."""
-    named = {f"--exit_layers {depth}": [*range(1, depth + 1)] for depth in options.exit_layers or ()}
-    named |= {text: layers_of_depth(text) for text in options.depths or ()}
     depths: dict[int, list[int]] = {}
-    for text, layers in named.items():
-        depth = len(layers) or int(text.removeprefix("--exit_layers "))
+    for text in options.depths or ():
+        layers = layers_of_depth(text)
+        depth = len(layers) or int(text)
         if depths.setdefault(depth, layers) != layers:
             raise ValueError(
-                f"--depths {' '.join(named)}: two of them are depth {depth}. A depth has one list of layers."
+                f"--depths {' '.join(options.depths)}: two of them are depth {depth}. A depth has one list of layers."
             )
     if not depths:
         return {}
@@ -163,6 +161,7 @@ def report(fitted: Fitted) -> str:
         reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
         if depth in fit.paths:
             layers = ",".join(map(str, fit.paths[depth].layers))
+            layers += ", shifted" if fit.paths[depth].shifted else ""
         if depth not in fit.layers:
             reads = "no exit"
         bar = "█" * round(10 * share)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,50 +11,81 @@ from ..encode.ranks import sum_over_ranks
 from ..models.anatomy import anatomy_of
 from .layer_rows import LayerReader
 from .passes import RawStates
-from .queries import Queries
+from .queries import Measured, Queries
 from .record import RefittedPath
+from .refit import Tensors
 
 
 CLEARLY = 0.9  # share of the divergence that is left at most; an error that all texts share leaves about half
 
 
-@torch.no_grad()
-def centred(
-    raw: RawStates,
-    paths: Mapping[int, RefittedPath],
-    queries: Queries,
-    after: Callable[[torch.Tensor], torch.Tensor],
-) -> dict[int, RefittedPath]:
+@dataclass(frozen=True)
+class Centring:
     """
-    Add the mean pooled hidden state at full depth, minus that of the path, to the bias of the norm that closes the
-    last layer: where all vectors point in about one direction, the layers after a gap leave an error that is the same
-    for all texts. Pooling averages tokens or takes one, so the bias moves a vector as it is.
-    Paths whose queries do not come clearly closer to the whole model stay as they are, and so do encoders whose last
-    layer does not close with a norm that has a bias. The depths of the encoder are changed.
+    Measures paths with the shift that they are installed with: the mean pooled hidden state at full depth, minus that
+    of the path. Where all vectors point in about one direction, the layers after a gap leave an error that is the same
+    for all texts. Pooling averages tokens or takes one, so the bias of the norm that closes the last layer moves a
+    vector as it is. Paths whose queries do not come clearly closer to the whole model stay as they are, and so do
+    encoders whose last layer does not close with a norm that has a bias.
 
     Args:
-        raw ([`RawStates`]): The encoder.
-        paths (`Mapping[int, RefittedPath]`): Depth -> its path.
+        raw ([`RawStates`]): The encoder. Its depths are changed.
         queries ([`Queries`]): Whose means are compared, and what shows whether it helps ([`divergence`]).
-        after (`Callable`): What follows the last layer: a map of pooled hidden states.
+        after (`Callable`): What follows the last layer: a map of pooled hidden states of the queries.
+        reader ([`LayerReader`], *optional*): The layers of the encoder, if the last one has the bias.
+        mean (`torch.Tensor` of shape `(hidden_size,)`, *optional*): Mean of the queries at full depth, with a reader.
     """
-    reader = LayerReader.of(raw)
-    if reader is None or reader.ends.norm is None or anatomy_of(raw.encoder).final_norm is not None:
-        return dict(paths)
-    bias = getattr(reader.layers[-1].get_submodule(reader.ends.norm), "bias", None)
-    if bias is None or not paths:
-        return dict(paths)
-    raw.encoder.set_depths(paths={depth: (path.fit.layers, path.tensors) for depth, path in paths.items()})
-    last = raw.encoder.config.num_hidden_layers
-    pooled = raw.pooled(queries.ids, [*paths, last])
-    count = sum_over_ranks(torch.tensor(float(len(queries.ids))))
-    full, results = sum_over_ranks(pooled[last].double().sum(dim=0)) / count, {}
-    for depth, path in paths.items():
-        vectors = pooled[depth]
-        shift = (full - sum_over_ranks(vectors.double().sum(dim=0)) / count).to(vectors)
-        moved, unmoved = (queries.measured(after(states)).divergence for states in (vectors + shift, vectors))
-        if moved < CLEARLY * unmoved:
-            name = f"{reader.name}.{depth - 1}.{reader.ends.norm}.bias"
-            path = replace(path, tensors={**path.tensors, name: bias + shift.to(bias)})
-        results[depth] = path
-    return results
+
+    raw: RawStates
+    queries: Queries
+    after: Callable[[torch.Tensor], torch.Tensor]
+    reader: LayerReader | None
+    mean: torch.Tensor | None
+
+    @classmethod
+    def of(cls, raw: RawStates, queries: Queries, after: Callable[[torch.Tensor], torch.Tensor]) -> Centring:
+        """The centring of an encoder, which embeds the queries at full depth once."""
+        reader = LayerReader.of(raw)
+        if reader is None or reader.ends.norm is None or anatomy_of(raw.encoder).final_norm is not None:
+            return cls(raw, queries, after, None, None)
+        if getattr(reader.layers[-1].get_submodule(reader.ends.norm), "bias", None) is None:
+            return cls(raw, queries, after, None, None)
+        last = raw.encoder.config.num_hidden_layers
+        return cls(raw, queries, after, reader, _mean(raw.pooled(queries.ids, [last])[last]))
+
+    @torch.no_grad()
+    def measured(
+        self, paths: Mapping[int, tuple[list[int], Tensors]]
+    ) -> dict[int, tuple[Measured, torch.Tensor | None]]:
+        """Depth -> the measures of its path, given by its layers and refitted matrices; and the shift, if it helps."""
+        self.raw.encoder.set_depths(paths=paths)
+        results: dict[int, tuple[Measured, torch.Tensor | None]] = {}
+        for depth, states in self.raw.pooled(self.queries.ids, [*paths]).items():
+            results[depth] = self.queries.measured(self.after(states)), None
+            if self.mean is not None:
+                shift = (self.mean - _mean(states)).to(states)
+                moved = self.queries.measured(self.after(states + shift))
+                if moved.divergence < CLEARLY * results[depth][0].divergence:
+                    results[depth] = moved, shift
+        return results
+
+    def centred(self, paths: Mapping[int, RefittedPath]) -> dict[int, RefittedPath]:
+        """Depth -> its path, with the shift if it helps."""
+        results = dict(paths)
+        if self.reader is None:
+            return results
+        measured = self.measured({depth: (path.fit.layers, path.tensors) for depth, path in paths.items()})
+        for depth, (_, shift) in measured.items():
+            if shift is not None:
+                bias = self.reader.layers[-1].get_submodule(f"{self.reader.ends.norm}").get_parameter("bias")
+                name = f"{self.reader.name}.{depth - 1}.{self.reader.ends.norm}.bias"
+                fit, tensors = paths[depth].fit, paths[depth].tensors
+                moved = {**tensors, name: bias + shift.to(bias)}
+                results[depth] = RefittedPath(replace(fit, shifted=True), moved)
+        return results
+
+
+def _mean(states: torch.Tensor) -> torch.Tensor:
+    """The mean over the texts of all ranks."""
+    count = sum_over_ranks(torch.tensor(float(len(states))))
+    return sum_over_ranks(states.double().sum(dim=0)) / count

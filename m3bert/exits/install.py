@@ -19,16 +19,25 @@ from .solve import AfterLast, Solution
 
 @contextmanager
 def without_depths(encoder: Any) -> Iterator[None]:
-    """An elastic encoder in evaluation mode, without its depths. If the block does not end, it has them again."""
-    training = encoder.training
-    parts, elastic = encoder.elastic, getattr(encoder.config, "elastic", None)
+    """An elastic encoder in evaluation mode, without its depths and the sizes that follow from them. If the block does
+    not end, it has them again."""
+    training, parts, config = encoder.training, encoder.elastic, encoder.config
+    values = {**vars(config)}
+    earlier = {**(getattr(config, "elastic", None) or {})}
+    earlier.pop("reads_all_dims", None)
     try:
         encoder.eval()
+        config.elastic = earlier
+        if earlier.get("fit") and earlier["fit"].get("dim") == getattr(config, "output_dim", None):
+            config.output_dim = None
         encoder.set_depths()
         yield
-        parts, elastic = encoder.elastic, encoder.config.elastic
+    except BaseException:
+        encoder.elastic = parts
+        vars(config).clear()
+        vars(config).update(values)
+        raise
     finally:
-        encoder.elastic, encoder.config.elastic = parts, elastic
         encoder.train(training)
 
 
@@ -107,8 +116,6 @@ def declare(plan: FitPlan, encoder: Any, fit: ExitFit) -> None:
     elif fit.dim < config.hidden_size:
         config.output_dim = fit.dim
         config.matryoshka_dims = [dim for dim in getattr(config, "matryoshka_dims", None) or [] if dim <= fit.dim]
-    elif not plan.is_m3bert:  # an earlier fit may have had a narrower target
-        config.output_dim = None
     if plan.is_m3bert:
         config.matryoshka_layers = sorted([*plan.layers, *fit.paths, plan.last])
         encoder.embedding_settings = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -57,20 +58,17 @@ class Batch(NamedTuple):
 class _Tap:
     """Keeps what passes the end of a layer."""
 
-    def __init__(self, layer: nn.Module, ends: FeedForward) -> None:
+    def __init__(self, layer: nn.Module, ends: FeedForward, hooks: ExitStack) -> None:
         self.values: dict[str, torch.Tensor] = {}
-        self.handles = [
-            layer.get_submodule(ends.behind or ends.output).register_forward_hook(
-                lambda _, args, output: self.values.update(product=output)
-            )
-        ]
+        module = layer.get_submodule(ends.behind or ends.output)
+        hooks.enter_context(module.register_forward_hook(lambda _, args, output: self.values.update(product=output)))
         reads = {"g": ends.output, "z": ends.norm, "x": None if ends.inner is None else ends.inner.names[0]}
         for key, name in reads.items():
             if name is not None:
                 hook = layer.get_submodule(name).register_forward_pre_hook(
                     lambda _, args, key=key: self.values.update({key: args[0]})
                 )
-                self.handles.append(hook)
+                hooks.enter_context(hook)
 
     def rows(self, output: torch.Tensor) -> Rows:
         """The rows of the last run, in which the layer had this output."""
@@ -133,17 +131,13 @@ class LayerReader:
         """
         states: dict[int, torch.Tensor] = {}
         running = [*modules][: len(layers)]
-        parts = {place: running[place - 1] for place in places}
-        taps = {
-            place: _Tap(part.layer if isinstance(part, Resumed) else part, self.ends) for place, part in parts.items()
-        }
         tapped = [Tapped(module, place, states) for place, module in enumerate(running, start=1)]
-        try:
-            with autocast(self.raw.encoder.device, self.raw.compute_dtype):
-                run_native(view(self.raw.encoder, layers, tapped), **batch.inputs)
-        finally:
-            for handle in (handle for tap in taps.values() for handle in tap.handles):
-                handle.remove()
+        taps = {}
+        with ExitStack() as hooks, autocast(self.raw.encoder.device, self.raw.compute_dtype):
+            for place in places:
+                part = running[place - 1]
+                taps[place] = _Tap(part.layer if isinstance(part, Resumed) else part, self.ends, hooks)
+            run_native(view(self.raw.encoder, layers, tapped), **batch.inputs)
         return Reading({place: tap.rows(states[place]) for place, tap in taps.items()}, states)
 
 

@@ -55,6 +55,10 @@ class RawStates:
     def pooled(self, ids: list[list[int]], layers: Sequence[int], *, exits: bool = False) -> States:
         """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids: before the
         exits, or after them."""
+        if not ids:  # a rank without queries
+            like = torch.promote_types(self.encoder.dtype, torch.float32)
+            empty = torch.zeros(0, self.encoder.config.hidden_size, dtype=like, device=self.encoder.device)
+            return dict.fromkeys(layers, empty)
         chunks: list[list[int]] = []
         vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
         for chunk, inputs in self.batches(ids):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import nn
 
 from ..modeling.modeling_elastic import layer_list, replaced
 from ..models.anatomy import Resumed, anatomy_of
-from .layer_lists import gaps_of
+from .layer_lists import candidates_of, gaps_of, neighbours_of
 from .layer_rows import Batch, Groups, LayerReader, Reading
 from .passes import RawStates
 from .record import PathFit, RefittedPath
@@ -31,7 +32,7 @@ class OpenPath:
     modules: list[nn.Module]
     gaps: list[int]
     tensors: Tensors = field(default_factory=dict)
-    explained: list[float] = field(default_factory=list)
+    explained: list[float | None] = field(default_factory=list)
     borrowed: list[int] = field(default_factory=list)
 
     @property
@@ -135,7 +136,7 @@ def _add(reader: LayerReader, texts: Groups, gaps: Collection[Gap], description:
 @dataclass(frozen=True)
 class QuickRefits:
     """
-    Refits of the output matrix of each layer alone, from its input in the source, for all lists of layers at once.
+    Refits of the output matrix of each layer alone, from its input in the source, for all lists of a choice at once.
 
     Args:
         name (`str`): Name of the list of layers.
@@ -148,25 +149,30 @@ class QuickRefits:
 
     @classmethod
     @torch.no_grad()
-    def fit(cls, raw: RawStates, texts: Groups, description: str | None) -> QuickRefits:
-        """Fit them to a part of the texts; arguments as in [`fit_paths`]."""
+    def fit(cls, raw: RawStates, texts: Groups, depths: Iterable[int], description: str | None) -> QuickRefits:
+        """Fit those that a choice of these depths may need to a part of the texts; arguments as in [`fit_paths`]."""
         reader, last = LayerReader.of(raw), raw.encoder.config.num_hidden_layers
         if reader is None:
             return cls(layer_list(raw.encoder, last)[0], {})
-        numbers = range(1, last)
+        first = [layers for depth in depths for layers in candidates_of(depth, last)]
+        lists = {*first, *chain(*map(neighbours_of, first))}
+        pairs = sorted({layers[place : place + 2] for layers in lists for place in gaps_of(layers)})
+        numbers = sorted({number for number, _ in pairs})
         refits = {}
         for number in numbers:
-            targets = {target: reader.layers[target - 1] for target in range(number, last)}
+            # Rows are divided by the deviation of the first target: the layer itself.
+            ends = [number, *(behind - 1 for before, behind in pairs if before == number)]
+            targets = {target: reader.layers[target - 1] for target in ends}
             refits[number] = Refit(reader.ends, reader.layers[number - 1], targets)
         for batch in reader.batches([group[::QUICK_SHARE] for group in texts], description):
-            reading = reader.read(numbers, reader.layers, numbers, batch)
+            places = range(1, last)
+            reading = reader.read(places, reader.layers, places, batch)
             outputs = {number: rows.z[batch.real].float() for number, rows in reading.rows.items()}
             for number, refit in refits.items():
                 refit.add(reading.rows[number].of(batch.real), outputs, held_out=False)
         for refit in refits.values():
             refit.sum_over_ranks()
-        pairs = [(number, target) for number in numbers for target in range(number + 1, last)]
-        return cls(reader.name, {(number, target + 1): refits[number].quick(target) for number, target in pairs})
+        return cls(reader.name, {(before, behind): refits[before].quick(behind - 1) for before, behind in pairs})
 
     def of(self, layers: Sequence[int]) -> Tensors:
         """The refits before the gaps of a list of layers, by their names in the native model of the list."""

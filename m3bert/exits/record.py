@@ -40,12 +40,14 @@ class PathFit:
         layers (`list[int]`): The layers that run, counted from 1.
         borrowed (`list[int]`): For each layer before a gap, how many of its hidden units are a skipped layer's.
         r_squared (`list[float]`): Share of the variance of what the next layer reads that each of them gives on
-            held-out texts.
+            held-out texts; `None` if no text was held out.
+        shifted (`bool`): Whether the bias of the last norm moves the mean of its vectors to that at full depth.
     """
 
     layers: list[int]
     borrowed: list[int]
-    r_squared: list[float]
+    r_squared: list[float | None]
+    shifted: bool = False
 
 
 @dataclass(frozen=True)

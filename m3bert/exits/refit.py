@@ -34,10 +34,10 @@ Tensors = dict[str, torch.Tensor]
 
 class Refitted(NamedTuple):
     """The tensors of a refitted layer by their names in it; the share of the variance of what the next layer reads
-    that they explain on held-out tokens; and how many of its hidden units are another layer's."""
+    that they explain on held-out tokens, `None` without any; and how many of its hidden units are another layer's."""
 
     tensors: Tensors
-    explained: float
+    explained: float | None
     borrowed: int
 
 
@@ -219,13 +219,13 @@ class Refit:
         gram, cross = self.gram[numbers][:, numbers], cross[numbers]
         maps = [solve(gram, cross, penalty)[0] for penalty in PENALTIES]
         errors, variance = sum_over_ranks(self._errors(target, maps, numbers)).split([len(maps), 1])
-        best = int(errors.argmin())
+        best = int(errors.argmin()) if variance > 0 else PENALTIES.index(PENALTY)
         tensors = self._named(target, maps[best])
         if self.units is not None:
             self.units.keep(numbers[1:] - 1)
             tensors |= self.units.tensors()
-        explained = 1 - errors[best] / variance.clamp(min=1e-30)
-        return Refitted(tensors, float(explained), int((numbers > self.size).sum()))
+        explained = float(1 - errors[best] / variance) if variance > 0 else None
+        return Refitted(tensors, explained, int((numbers > self.size).sum()))
 
     def _errors(self, target: int, maps: Sequence[torch.Tensor], numbers: torch.Tensor) -> torch.Tensor:
         """The squared error of each map of some inputs on the held-out tokens, and then the variance there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..encode.projection import Projection
-from .centred import centred
+from .centred import Centring
 from .choice import choose
 from .encode import Encoded
 from .passes import REFIT_TEXTS
@@ -23,14 +23,17 @@ from .sums import ExitMaps
 @dataclass(frozen=True)
 class AfterLast:
     """What follows the last layer, for pooled hidden states `(texts, hidden_size)`: a projection that stays, an exit
-    `(1 + hidden_size, hidden_size)`, or nothing."""
+    `(1 + hidden_size, hidden_size)`, or nothing. With static vectors of the texts, the exit reads them, too."""
 
     projection: Projection | None
     exit: torch.Tensor | None = None
+    static: torch.Tensor | None = None
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if self.projection is not None:
             return self.projection.to(states.device)(states.float())
+        if self.static is not None:
+            states = torch.cat([states.double(), self.static.to(states.device, torch.float64)], dim=1)
         return states if self.exit is None else apply_affine(self.exit, states.double())
 
 
@@ -64,17 +67,25 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
     paths, choices, fitted = plan.paths, {}, {}
     if plan.chosen or paths:
         texts, label = encoded.passes.sampled(REFIT_TEXTS), description and "Refitting layers"
-        after = AfterLast(plan.staying, last_exit)
+        centring = Centring.of(raw, queries, _after_last(plan, encoded, maps, last_exit))
         if plan.chosen:
             choices = parts(
                 "choice",
-                lambda: choose(raw, plan.chosen, queries, QuickRefits.fit(raw, texts, label), after, label),
+                lambda: choose(centring, plan.chosen, QuickRefits.fit(raw, texts, plan.chosen, label), label),
             )
             paths = dict(sorted((paths | {depth: choice.layers for depth, choice in choices.items()}).items()))
         refits = parts("refits", lambda: fit_paths(raw, texts, paths.values(), label))
-        fitted = dict(zip(paths, refits, strict=True))
-        fitted = centred(raw, fitted, queries, after)
+        fitted = centring.centred(dict(zip(paths, refits, strict=True)))
     return Solution(maps, last_exit, fitted, choices, queries)
+
+
+def _after_last(plan: FitPlan, encoded: Encoded, maps: ExitMaps, last_exit: torch.Tensor | None) -> AfterLast:
+    """What follows the last layer for the queries, as it is installed."""
+    tokens = encoded.passes.tokens
+    if plan.last not in maps.joints or maps.table is None or tokens is None:
+        return AfterLast(plan.staying, last_exit)
+    static = apply_affine(maps.table.affine, tokens.means(encoded.queries.ids))
+    return AfterLast(None, maps.joints[plan.last].affine, static)
 
 
 def _last_exit(plan: FitPlan, maps: ExitMaps) -> torch.Tensor | None:

@@ -169,6 +169,8 @@ def test_a_projection_becomes_the_exit_of_the_last_layer(model, tiny_tokenizer):
     vectors = pooled(model, tiny_tokenizer, texts, [2, 6])
     torch.testing.assert_close(vectors[6][:, :6], projection(raw.float()).double(), atol=1e-5, rtol=1e-5)
     assert not vectors[6][:, 6:].any() and not vectors[2][:, 6:].any()
+    fit_exits(model, tiny_tokenizer, texts, layers=[2])
+    assert model.config.output_dim is None, "a fit without a projection has all dims"
 
 
 @pytest.mark.parametrize("width", [20, 32, 48])
@@ -272,6 +274,7 @@ def test_states_that_are_not_finite_are_refused_with_their_layer(model, tiny_tok
     assert torch.equal(model.elastic.exits["2"].weight, before) and Elasticity.of(model.config).table == [0, 2], (
         "the model is as it was"
     )
+    assert model.config.matryoshka_layers == [0, 2, 6]
 
 
 @pytest.mark.parametrize(
@@ -332,6 +335,8 @@ def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer,
     for layer, vectors in projected.items() if dims == 24 or not bias else ():
         error = (vectors - target).square().sum() / (target - target.mean(dim=0)).square().sum()
         assert error < 1 - fit.layers[layer].r_squared + 0.05
+    fit_exits(bert, tiny_tokenizer, texts, layers=[1], static=False)
+    assert "reads_all_dims" not in bert.config.elastic
 
 
 def test_another_pooling_than_was_fitted_is_refused_and_both_are_named(model, tiny_tokenizer, tmp_path):

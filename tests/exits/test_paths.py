@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 from m3bert.encode.states import nested_states
 from m3bert.encode.tokenized_texts import TokenizedTexts
 from m3bert.exits import layer_rows, paths, refit
-from m3bert.exits.centred import centred
+from m3bert.exits.centred import Centring
 from m3bert.exits.layer_lists import gaps_of
 from m3bert.exits.passes import RawStates
 from m3bert.exits.queries import Measured, Queries
@@ -21,7 +21,7 @@ from m3bert.exits.record import PathFit, RefittedPath
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
-from m3bert.trainers import fit_exits
+from m3bert.trainers import TeacherEmbeddings, fit_exits
 from tests.exits.test_fit import random_texts
 
 
@@ -231,17 +231,63 @@ def test_a_path_gets_the_mean_of_the_whole_model_where_that_brings_queries_close
     raw, ids = RawStates(encoder, tiny_tokenizer, "mean", 16), [text.ids for group in groups for text in group]
     full = raw.pooled(ids, [6])[6]
     path = RefittedPath(PathFit([1, 2, 6], [], []), {})
-    measures = iter([0.1 if closer else 0.19, 0.2])  # with the mean, and without it
+    measures = iter([0.2, 0.1 if closer else 0.19])  # without the mean, and with it
     monkeypatch.setattr(Queries, "measured", lambda self, vectors: Measured(next(measures), 0.0))
-    (result,) = centred(raw, {3: path}, Queries(ids, full, full), lambda vectors: vectors).values()
+    (result,) = Centring.of(raw, Queries(ids, full, full), torch.nn.Identity()).centred({3: path}).values()
     encoder.set_depths(paths={3: (path.fit.layers, result.tensors)})
     means = raw.pooled(ids, [3])[3].mean(dim=0), full.mean(dim=0)
     assert ([*result.tensors] == ["encoder.layer.2.output.LayerNorm.bias"]) == closer
-    assert torch.allclose(*means, atol=1e-5) == closer
+    assert torch.allclose(*means, atol=1e-5) == result.fit.shifted == closer
 
 
 def test_an_encoder_with_a_norm_after_its_layers_is_not_centred(tiny_tokenizer):
     encoder = make_elastic(tiny("modernbert", tiny_tokenizer))
     raw, paths_of = RawStates(encoder, tiny_tokenizer, "mean", 16), {3: RefittedPath(PathFit([1, 2, 6], [], []), {})}
     queries = Queries([], torch.zeros(0, 32), torch.zeros(0, 32))
-    assert centred(raw, paths_of, queries, lambda vectors: vectors) == paths_of
+    assert Centring.of(raw, queries, torch.nn.Identity()).centred(paths_of) == paths_of
+
+
+@pytest.mark.parametrize("basis", ["last_layer", "principal"])
+def test_paths_are_measured_with_the_exit_that_is_installed(tiny_tokenizer, monkeypatch, basis):
+    texts, measured, of = sorted({*random_texts(150)}), [], Centring.of
+
+    def recorded(raw, queries, after):
+        measured.append((raw, queries.ids, after(raw.pooled(queries.ids, [6])[6])))
+        return of(raw, queries, after)
+
+    monkeypatch.setattr(Centring, "of", recorded)
+    teacher = TeacherEmbeddings(texts, np.random.default_rng(0).normal(size=(len(texts), 12)).astype(np.float32))
+    fit_exits(tiny("bert", tiny_tokenizer), tiny_tokenizer, texts, paths={2: [1, 6]}, teacher=teacher, basis=basis)
+    ((raw, ids, vectors),) = measured
+    installed = raw.pooled(ids, [6], exits=True)[6].to(vectors)
+    torch.testing.assert_close(vectors, installed, atol=1e-4, rtol=1e-4)
+
+
+def test_a_rank_without_queries_has_no_vectors(tiny_tokenizer):
+    encoder = make_elastic(tiny("bert", tiny_tokenizer))
+    raw, queries = RawStates(encoder, tiny_tokenizer, "mean", 16), Queries([], torch.zeros(0, 32), torch.ones(1, 32))
+    assert raw.pooled([], [2, 6])[2].shape == (0, 32)
+    assert queries.measured(raw.pooled([], [6])[6]) == Measured(0.0, 0.0)
+
+
+def test_a_refit_without_held_out_tokens_says_nothing_of_its_quality(tiny_tokenizer, monkeypatch):
+    monkeypatch.setattr(layer_rows, "HELD_OUT", 0.0)
+    raw = RawStates(tiny("bert", tiny_tokenizer), tiny_tokenizer, "mean", 64)
+    assert paths.fit_paths(raw, groups_of(tiny_tokenizer, 50), [[1, 6]])[0].fit.r_squared == [None]
+
+
+def test_no_hook_stays_when_a_reading_fails(tiny_tokenizer):
+    reader = layer_rows.LayerReader.of(RawStates(tiny("bert", tiny_tokenizer), tiny_tokenizer, "mean", 64))
+    batch = next(iter(reader.batches(groups_of(tiny_tokenizer, 20), None)))
+    modules = [*reader.layers[0].modules()]
+    before = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
+    with pytest.raises(IndexError):
+        reader.read([1, 2], reader.layers, [1, 3], batch)
+    assert [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules] == before
+
+
+def test_quick_refits_are_those_that_a_choice_reads(tiny_tokenizer):
+    raw = RawStates(tiny("bert", tiny_tokenizer), tiny_tokenizer, "mean", 64)
+    assert {*paths.QuickRefits.fit(raw, groups_of(tiny_tokenizer), [2], None).tensors} == {(1, 6)}
+    every = paths.QuickRefits.fit(raw, groups_of(tiny_tokenizer), [2, 3, 4], None).tensors
+    assert (1, 6) in every and (1, 2) not in every and (3, 6) in every

@@ -56,11 +56,11 @@ def files(tmp_path):
 
 
 def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path, capsys):
-    convert([source, str(tmp_path / "once"), "--fit_exits", files[0], "--exit_layers", "1", "2"])
+    convert([source, str(tmp_path / "once"), "--fit_exits", files[0], "--depths", "1-1", "1-2"])
     printed = capsys.readouterr().out
     assert "Fitted to 60 texts (target: last layer, basis: last_layer, pooling: cls)" in printed
     convert([source, str(tmp_path / "plain")])
-    fit([str(tmp_path / "plain"), str(tmp_path / "twice"), "--files", files[0], "--exit_layers", "1", "2"])
+    fit([str(tmp_path / "plain"), str(tmp_path / "twice"), "--files", files[0], "--depths", "1-1", "1-2"])
     once, twice = (AutoModel.from_pretrained(tmp_path / name) for name in ("once", "twice"))
     assert Elasticity.of(once.config) == Elasticity.of(twice.config) and Elasticity.of(once.config).exits == [0, 1, 2]
     assert Elasticity.of(once.config).fit["prompts"] == ["name: ", "text: "]
@@ -214,7 +214,7 @@ def test_columns_that_are_joined_are_fitted_as_one_text(source, tmp_path, monkey
 
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
-    line = [str(tmp_path / "plain"), "--files", files[0], "--device", "cpu", "--exit_layers", "1", "2"]
+    line = [str(tmp_path / "plain"), "--files", files[0], "--device", "cpu", "--depths", "1-1", "1-2"]
     fit([line[0], str(tmp_path / "exact"), *line[1:]])
     options = ["--compute_dtype", "bfloat16", "--attn_implementation", "eager"]
     fit([line[0], str(tmp_path / "mixed"), *line[1:], *options])
