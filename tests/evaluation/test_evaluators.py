@@ -1,13 +1,19 @@
-"""Evaluators: what they leave out, and what they refuse."""
+"""Evaluators: their scores are those of sentence-transformers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import threadpoolctl
+import torch
 from scipy.stats import ConstantInputWarning
 from sklearn.exceptions import UndefinedMetricWarning
+from torch.utils.data import DataLoader
 from transformers import AutoModel, AutoTokenizer
 
-from m3bert.evaluation import GridEncoder, evaluate_grid, find_task, load_task, score_grid
+from m3bert.evaluation import STS, GridEncoder, evaluate_grid, find_task, load_task, score_grid
+from m3bert.evaluation.evaluators import fit_classifier
 from m3bert.trainers import Granularity, Grid
 from tests.evaluation_data import write_rows
 
@@ -40,3 +46,77 @@ def test_similarity_has_the_published_value(minilm, data_folder):
     real = GridEncoder(model, tokenizer, Grid.parse("6x384"), max_length=256)
     scores = score_grid(real, load_task(find_task("stsb"), data_folder))
     assert scores[Granularity(6, 384)]["spearman"] == pytest.approx(0.820, abs=0.003)
+
+
+@pytest.fixture
+def bert(encoder_folder) -> GridEncoder:
+    """A tiny BERT that sentence-transformers reads, too."""
+    model, tokenizer = AutoModel.from_pretrained(encoder_folder), AutoTokenizer.from_pretrained(encoder_folder)
+    return GridEncoder(model, tokenizer, Grid.parse("2x8,20"))
+
+
+@pytest.fixture(scope="module")
+def sentence_transformer(encoder_folder):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(encoder_folder), device="cpu")
+
+
+def test_similarity_equals_sentence_transformers(bert, sentence_transformer, data):
+    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+    evaluator = load_task(find_task("stsb"), data)
+    assert isinstance(evaluator, STS)
+    ours = score_grid(bert, evaluator)
+    for g in bert.grid:
+        library = EmbeddingSimilarityEvaluator(
+            *evaluator.texts.values(), evaluator.scores, truncate_dim=g.dim, main_similarity="cosine"
+        )
+        theirs = library(sentence_transformer)["spearman_cosine"]
+        assert ours[g]["spearman"] == pytest.approx(theirs, abs=1e-6)
+
+
+def test_classification_equals_sentence_transformers(bert, sentence_transformer, data):
+    from sentence_transformers import InputExample
+    from sentence_transformers.sentence_transformer.evaluation import LabelAccuracyEvaluator
+
+    evaluator = load_task(find_task("banking77"), data)
+    vectors = sentence_transformer.encode(evaluator.texts["train"], convert_to_tensor=True).cpu()
+    with threadpoolctl.threadpool_limits(1):  # as the evaluator does: threads that wait for each other take minutes
+        classifier = fit_classifier(vectors, evaluator.train_labels)
+    weight, bias = (torch.from_numpy(part).float() for part in (classifier.coef_, classifier.intercept_))
+
+    def head(features, labels):
+        return None, sentence_transformer(features[0])["sentence_embedding"] @ weight.T + bias
+
+    pairs = zip(evaluator.texts["test"], evaluator.test_labels, strict=True)
+    examples = [InputExample(texts=[text], label=label) for text, label in pairs]
+    library = LabelAccuracyEvaluator(DataLoader(examples, batch_size=64), softmax_model=head)
+    theirs = library(sentence_transformer)["accuracy"]
+    assert score_grid(bert, evaluator)[Granularity(2, 20)]["accuracy"] == pytest.approx(theirs, abs=1e-6)
+
+
+def test_retrieval_equals_sentence_transformers(bert, sentence_transformer, data):
+    """Their gain knows no grades: all relevant documents have the same, and both kinds of gains are equal."""
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    graded = load_task(find_task("cranfield"), data)
+    evaluator = replace(graded, relevant=[dict.fromkeys(grades, 1.0) for grades in graded.relevant])
+    library = InformationRetrievalEvaluator(
+        {str(row): text for row, text in enumerate(evaluator.texts["queries"])},
+        {str(row): text for row, text in enumerate(evaluator.texts["documents"])},
+        {str(query): {str(row) for row in grades} for query, grades in enumerate(evaluator.relevant)},
+        precision_recall_at_k=[1, 10, 100],
+        truncate_dim=8,
+        score_functions={"cosine": sentence_transformer_cosine},
+    )
+    theirs = library(sentence_transformer)
+    ours = score_grid(bert, evaluator)[Granularity(2, 8)]
+    for name, value in ours.items():
+        assert value == pytest.approx(theirs[f"cosine_{name.replace('_exp', '')}"], abs=1e-6), name
+
+
+def sentence_transformer_cosine(first, second):
+    from sentence_transformers.util import cos_sim
+
+    return cos_sim(first, second)
