@@ -231,7 +231,7 @@ def score_decoder(source: str, data: Path) -> None:
     settings |= {
         "layers": ",".join(map(str, DECODER_PATH)),
         "borrowed": path.fit.borrowed,
-        "r_squared": [round(its, 4) for its in path.fit.r_squared],
+        "r_squared": [its and round(its, 4) for its in path.fit.r_squared],
     }
     for run, matrices in (("plain", {}), ("refitted", path.tensors)):
         model.set_depths(paths={depth: (DECODER_PATH, matrices)})
