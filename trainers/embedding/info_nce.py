@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...utils.numerics import Buffers, blocks, check_dims, precise, segments, summed_from_the_longest
+from ...encode.ranks import Ring
+from ...utils.numerics import blocks, check_dims, precise
 from .scored_losses import nested_pair_cosines
+from .similarity import nested_cosines
 
 
 # Similarities in memory at a time, (anchors, candidates): about one CPU cache, or enough to occupy a GPU.
 TILE_SIZES = {"cpu": (256, 2048), "cuda": (4096, 4096)}
-SMALLEST_NORM = 1e-12
 
 
 @torch.compiler.disable  # the loop over the tiles would be unrolled
@@ -28,7 +29,7 @@ def nested_info_nce(
     targets: torch.Tensor | None = None,
     anchor_ids: torch.Tensor | None = None,
     candidate_ids: torch.Tensor | None = None,
-    ring: Any = None,
+    ring: Ring | None = None,
     tile_size: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     r"""
@@ -40,7 +41,7 @@ def nested_info_nce(
 
     The similarities are computed in tiles, twice: for the log-sum-exp of every anchor and dim (forward), and for the
     gradients (backward). A prefix continues the dot products of the next shorter one. Memory in addition to inputs and
-    gradients: `len(dims) + 2` tiles, and a few numbers per anchor, candidate and dim. Products and sums are in float32
+    gradients: a few times `len(dims)` tiles, and two numbers per anchor and dim. Products and sums are in float32
     or wider, also under autocast: at a temperature of 0.05, bfloat16 changes the exponent by up to 0.04.
 
     Args:
@@ -74,9 +75,9 @@ def nested_info_nce(
         targets = torch.arange(len(anchors), device=anchors.device)
     anchors = precise(anchors)
     scale = 1 / torch.as_tensor(temperature, dtype=anchors.dtype, device=anchors.device)
-    parts = segments(check_dims(dims, anchors.shape[1]))
+    dims = check_dims(dims, anchors.shape[1])
     tile_size = tile_size or TILE_SIZES.get(anchors.device.type, TILE_SIZES["cuda"])
-    contrast = _Contrast(parts, targets, anchor_ids, None if anchor_ids is None else candidate_ids, ring, tile_size)
+    contrast = _Contrast(dims, targets, anchor_ids, None if anchor_ids is None else candidate_ids, ring, tile_size)
     return _NestedInfoNCE.apply(anchors, candidates, scale, contrast)
 
 
@@ -128,11 +129,11 @@ def false_negatives(anchor_ids: torch.Tensor, candidate_ids: torch.Tensor, targe
 class _Contrast:
     """The pairs to compare, without their vectors."""
 
-    segments: list[slice]
+    dims: Sequence[int]
     targets: torch.Tensor
     anchor_ids: torch.Tensor | None
     candidate_ids: torch.Tensor | None
-    ring: Any
+    ring: Ring | None
     tile_size: tuple[int, int]
 
     def blocks(self, candidates: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
@@ -144,131 +145,79 @@ class _Contrast:
             yield precise(vectors), ids[0] if ids else None, targets
             targets = torch.full_like(targets, -1)
 
-    def inverse_norms(self, vectors: torch.Tensor) -> torch.Tensor:
-        """`1 / |v|` of all prefixes, `(dims, vectors)`."""
-        norms = torch.stack([torch.linalg.vector_norm(vectors[:, segment], dim=1) for segment in self.segments])
-        return norms.square_().cumsum(dim=0).clamp_(min=SMALLEST_NORM**2).rsqrt_()
-
-    def subtract_norms_(self, gradient: torch.Tensor, vectors: torch.Tensor, factors: torch.Tensor) -> None:
-        """Subtract every prefix of `vectors` times its factor, `(dims, vectors)`, from a gradient. Changes the
-        factors."""
-        for segment, total in zip(self.segments, summed_from_the_longest(factors.unbind()), strict=True):
-            gradient[:, segment].addcmul_(vectors[:, segment], total[:, None], value=-1)
-
-
-class _Tile:
-    """The similarities of some anchors and some candidates of a block."""
-
-    def __init__(self, contrast: _Contrast, rows: slice, columns: slice, ids: Any, targets: torch.Tensor) -> None:
-        self.rows, self.columns, self.segments = rows, columns, contrast.segments
-        targets = targets[rows] - columns.start
-        self.inside = (targets >= 0) & (targets < columns.stop - columns.start)
-        self.targets = torch.where(self.inside, targets, 0)[:, None]
-        self.left_out = None
-        if ids is not None and contrast.anchor_ids is not None:
-            self.left_out = false_negatives(contrast.anchor_ids[rows], ids[columns], targets)
-
-    @classmethod
-    def all(
-        cls, contrast: _Contrast, anchors: int, candidates: int, ids: torch.Tensor | None, targets: torch.Tensor
-    ) -> Iterator[_Tile]:
+    def tiles(self, anchors: int, ids: torch.Tensor | None, candidates: int, targets: torch.Tensor) -> Iterator[_Tile]:
         """All tiles of a block."""
-        for rows in blocks(anchors, contrast.tile_size[0]):
-            for columns in blocks(candidates, contrast.tile_size[1]):
-                yield cls(contrast, rows, columns, ids, targets)
+        for rows in blocks(anchors, self.tile_size[0]):
+            for columns in blocks(candidates, self.tile_size[1]):
+                inside, left_out = targets[rows] - columns.start, None
+                if ids is not None and self.anchor_ids is not None:
+                    left_out = false_negatives(self.anchor_ids[rows], ids[columns], inside)
+                yield _Tile(self.dims, rows, columns, inside, left_out)
 
-    def scores(
-        self,
-        anchors: torch.Tensor,
-        candidates: torch.Tensor,
-        factors: torch.Tensor,
-        inverses: torch.Tensor,
-        products: torch.Tensor,
-        scores: torch.Tensor,
-    ) -> Iterator[int]:
-        """Write the scaled cosines of each prefix to `scores`, shortest first, and yield the index of its dim."""
-        for k, segment in enumerate(self.segments):
-            products.addmm_(anchors[self.rows, segment], candidates[self.columns, segment].T, beta=min(k, 1))
-            torch.mul(products, inverses[k, self.columns], out=scores).mul_(factors[k, self.rows, None])
-            yield k
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some anchors and some candidates of a block, the targets among these, and the mask of false negatives."""
+
+    dims: Sequence[int]
+    rows: slice
+    columns: slice
+    targets: torch.Tensor
+    left_out: torch.Tensor | None
+
+    def sums(
+        self, anchors: torch.Tensor, candidates: torch.Tensor, scale: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-sum-exp of each anchor's scores, and the score of its target or 0, `(dims, anchors)`."""
+        scores = nested_cosines(anchors, candidates, self.dims) * scale
+        inside = (self.targets >= 0) & (self.targets < len(candidates))
+        places = torch.where(inside, self.targets, 0).expand(len(self.dims), -1)[:, :, None]
+        target_scores = torch.where(inside, scores.gather(2, places)[:, :, 0], 0.0)
+        if self.left_out is not None:  # finite, since all candidates may be left out
+            scores = scores.masked_fill(self.left_out, torch.finfo(scores.dtype).min)
+        return scores.logsumexp(dim=2), target_scores
 
 
 class _NestedInfoNCE(torch.autograd.Function):
-    """
-    With `p = softmax(s)` over the candidates of an anchor, and w the gradient of its loss, `dL/ds = w (p - onehot)`.
-    As `s = (a . c) f / |c|` with `f = scale / |a|`, the gradients at every prefix are
-
-        dL/da = sum over c of dL/ds (f / |c|) c - (sum over c of dL/ds s) a / |a|^2
-        dL/dc = sum over a of dL/ds (f / |c|) a - (sum over a of dL/ds s) c / |c|^2
-        dL/dscale = sum of dL/ds s / scale
-    """
+    """The losses from the sums of all tiles. The backward pass computes the tiles again and differentiates them."""
 
     @staticmethod
     def forward(
         ctx: Any, anchors: torch.Tensor, candidates: torch.Tensor, scale: torch.Tensor, contrast: _Contrast
     ) -> torch.Tensor:
-        norms, all_inverses = contrast.inverse_norms(anchors), []
-        factors = norms * scale
-        log_sums, target_scores = torch.full_like(factors, -torch.inf), torch.zeros_like(factors)
+        log_sums = anchors.new_full((len(contrast.dims), len(anchors)), -torch.inf)
+        target_scores = torch.zeros_like(log_sums)
         for vectors, ids, targets in contrast.blocks(candidates):
-            inverses, buffers = contrast.inverse_norms(vectors), _buffers(contrast, anchors, vectors, 2)
-            all_inverses.append(inverses)
-            for tile in _Tile.all(contrast, len(anchors), len(vectors), ids, targets):
-                products, scores = buffers.of(tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start)
-                for k in tile.scores(anchors, vectors, factors, inverses, products, scores):
-                    target_scores[k, tile.rows] += scores.gather(1, tile.targets)[:, 0] * tile.inside
-                    if tile.left_out is not None:
-                        scores.masked_fill_(tile.left_out, -torch.inf)
-                    # Finite even if a whole row of the tile is left out.
-                    largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
-                    sums = scores.sub_(largest).exp_().sum(dim=1).log_().add_(largest[:, 0])
-                    log_sums[k, tile.rows] = torch.logaddexp(log_sums[k, tile.rows], sums)
+            for tile in contrast.tiles(len(anchors), ids, len(vectors), targets):
+                sums, scores = tile.sums(anchors[tile.rows], vectors[tile.columns], scale)
+                log_sums[:, tile.rows] = torch.logaddexp(log_sums[:, tile.rows], sums)
+                target_scores[:, tile.rows] += scores
         ctx.contrast = contrast
-        ctx.save_for_backward(anchors, candidates, scale, log_sums, norms, *all_inverses)
+        ctx.save_for_backward(anchors, candidates, scale, log_sums)
         return (log_sums - target_scores).T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        anchors, candidates, scale, log_sums, norms, *all_inverses = ctx.saved_tensors
-        contrast, weights, factors = ctx.contrast, grad_outputs[0].T.contiguous(), norms * scale
-        grad_anchors = torch.zeros_like(anchors) if ctx.needs_input_grad[0] else None
-        grad_candidates = torch.zeros_like(precise(candidates)) if ctx.needs_input_grad[1] else None
-        row_sums = torch.zeros_like(log_sums)  # of dL/ds s
+        anchors, candidates, scale, log_sums = ctx.saved_tensors
+        contrast, weights = ctx.contrast, grad_outputs[0].T
+        grad_anchors, grad_scale = torch.zeros_like(anchors), torch.zeros_like(scale)
+        grad_candidates = torch.zeros_like(precise(candidates))
         for passes, (vectors, ids, targets) in enumerate(contrast.blocks(candidates)):
-            inverses = all_inverses[passes]
-            column_sums = torch.zeros_like(inverses)
-            buffers = _buffers(contrast, anchors, vectors, 2 + len(contrast.segments))
-            for tile in _Tile.all(contrast, len(anchors), len(vectors), ids, targets):
-                rows, columns = tile.rows, tile.columns
-                products, scores, *gradients = buffers.of(rows.stop - rows.start, columns.stop - columns.start)
-                for k in tile.scores(anchors, vectors, factors, inverses, products, scores):
-                    gradient = torch.sub(scores, log_sums[k, rows, None], out=gradients[k]).exp_()
-                    if tile.left_out is not None:
-                        gradient.masked_fill_(tile.left_out, 0)
-                    gradient.scatter_add_(1, tile.targets, -tile.inside.to(gradient.dtype)[:, None])
-                    gradient.mul_(weights[k, rows, None])
-                    scores.mul_(gradient)
-                    row_sums[k, rows] += scores.sum(dim=1)
-                    column_sums[k, columns] += scores.sum(dim=0)
-                    gradient.mul_(factors[k, rows, None]).mul_(inverses[k, columns])
-                for gradient, segment in zip(summed_from_the_longest(gradients), contrast.segments, strict=True):
-                    if grad_anchors is not None:
-                        grad_anchors[rows, segment].addmm_(gradient, vectors[columns, segment])
-                    if grad_candidates is not None:
-                        grad_candidates[columns, segment].addmm_(gradient.T, anchors[rows, segment])
-            if grad_candidates is not None:
-                contrast.subtract_norms_(grad_candidates, vectors, column_sums * inverses.square())
-                if contrast.ring is not None:  # the last pass brings it back to the rank of its candidates
-                    grad_candidates = contrast.ring.pass_on_gradients(grad_candidates, passes)
-        if grad_anchors is not None:
-            contrast.subtract_norms_(grad_anchors, anchors, row_sums * norms.square())
-        grad_scale = row_sums.sum() / scale if ctx.needs_input_grad[2] else None
-        in_own_precision = None if grad_candidates is None else grad_candidates.to(candidates.dtype)
-        return grad_anchors, in_own_precision, grad_scale, None
-
-
-def _buffers(contrast: _Contrast, anchors: torch.Tensor, candidates: torch.Tensor, count: int) -> Buffers:
-    """Matrices as large as a tile."""
-    height, width = contrast.tile_size
-    return Buffers(anchors, count, min(height, len(anchors)) * min(width, len(candidates)), anchors.dtype)
+            for tile in contrast.tiles(len(anchors), ids, len(vectors), targets):
+                inputs = [
+                    each.detach().requires_grad_() for each in (anchors[tile.rows], vectors[tile.columns], scale)
+                ]
+                with torch.enable_grad():
+                    sums, scores = tile.sums(*inputs)
+                weight = weights[:, tile.rows]
+                shares = (sums.detach() - log_sums[:, tile.rows]).exp()
+                of_anchors, of_candidates, of_scale = torch.autograd.grad(
+                    (sums, scores), inputs, (weight * shares, -weight)
+                )
+                grad_anchors[tile.rows] += of_anchors
+                grad_candidates[tile.columns] += of_candidates
+                grad_scale += of_scale
+            if contrast.ring is not None:  # the last pass brings it back to the rank of its candidates
+                grad_candidates = contrast.ring.pass_on_gradients(grad_candidates, passes)
+        return grad_anchors, grad_candidates.to(candidates.dtype), grad_scale, None

@@ -23,7 +23,7 @@ def nested_cosines(vectors: torch.Tensor, candidates: torch.Tensor, dims: Sequen
     Returns:
         `torch.Tensor` of shape `(len(dims), batch, num_candidates)`, in float32 or wider.
     """
-    sides = [[precise(side[:, part]) for part in segments(tuple(dims))] for side in (vectors, candidates)]
+    sides = [segments(precise(side), dims) for side in (vectors, candidates)]
     with no_autocast(vectors):
         products = torch.stack([part @ other.T for part, other in zip(*sides, strict=True)]).cumsum(dim=0)
     squares, others = (torch.stack([part.square().sum(dim=1) for part in side]).cumsum(dim=0) for side in sides)

@@ -73,7 +73,7 @@ def prefix_residual_products(
     rows = standardized_states.flatten(0, 1)
     weighted = (standardized_states / count[:, None, None]).flatten(0, 1)
     with no_autocast(rows):
-        return [weighted[:, part].T @ rows[:, part.stop :] for part in segments(dims)]
+        return [part.T @ rows[:, dim:] for part, dim in zip(segments(weighted, dims), dims, strict=True)]
 
 
 def correlation_penalty(correlations: Sequence[torch.Tensor], *, threshold: float) -> torch.Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
-from ...utils.numerics import blocks, check_dims, no_autocast, precise, segments, summed_from_the_longest
+from ...utils.numerics import check_dims, no_autocast, precise, segments
 
 
 # Tolerance for rounding errors: share * tokens may be slightly above the exact integer.
@@ -137,78 +136,31 @@ def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    return _TokenCKA.apply(precise(states), counts, check_dims(dims, states.shape[2]))
-
-
-class _TokenCKA(torch.autograd.Function):
-    """
-    With centred Gram matrices S of a prefix and T of all dims, divided by their norms s and t, CKA is `sum S T`, and
-    `d(1 - CKA) / dG = (CKA S - T) / s` for the Gram matrix G of the prefix before centring.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        ctx.dims = dims
-        ctx.save_for_backward(states, counts)
-        losses = [states.new_zeros(0, len(dims))]
-        for texts in _text_blocks(states, dims):
-            grams = _Grams.of(states[texts], counts[texts], dims)
-            losses.append(torch.where(grams.differ, 1 - grams.similarities, 0.0).T)
-        return torch.cat(losses)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (states, counts), parts = ctx.saved_tensors, segments(ctx.dims)
-        gradient = torch.zeros_like(states)
-        for texts in _text_blocks(states, ctx.dims):
-            grams = _Grams.of(states[texts], counts[texts], ctx.dims)
-            factors = torch.where(grams.differ, 2 * grad_outputs[0][texts].T / grams.norms, 0.0)
-            slopes = grams.students.mul_(grams.similarities[..., None, None]).sub_(grams.teachers)
-            slopes.mul_(factors[..., None, None])
-            with no_autocast(states):
-                for slope, part in zip(summed_from_the_longest(slopes.unbind()), parts, strict=True):
-                    gradient[texts, :, part] = torch.bmm(slope, grams.vectors[:, :, part])
-        return gradient, None, None
-
-
-def _text_blocks(states: torch.Tensor, dims: tuple[int, ...]) -> list[slice]:
-    """The texts whose Gram matrices are in memory at a time."""
+    states, dims = precise(states), check_dims(dims, states.shape[2])
     numbers = CPU_GRAM_NUMBERS if states.device.type == "cpu" else GRAM_NUMBERS
-    return blocks(len(states), max(1, numbers // max(1, len(dims) * states.shape[1] ** 2)))
+    size = max(1, numbers // max(1, len(dims) * states.shape[1] ** 2))  # texts at a time
+    losses = [
+        checkpoint(_token_cka, *texts, dims, use_reentrant=False, preserve_rng_state=False)
+        for texts in zip(states.split(size), counts.split(size), strict=True)
+    ]
+    return torch.cat(losses)
 
 
-class _Grams(NamedTuple):
-    """Gram matrices `(dims, texts, tokens, tokens)` of the leading tokens of texts, at prefixes and at all dims,
-    centred and divided by their norms; of each pair the norm of the first, whether neither norm is 0, and CKA,
-    `(dims, texts)`. `vectors` are the shifted hidden states."""
-
-    vectors: torch.Tensor
-    students: torch.Tensor
-    teachers: torch.Tensor
-    norms: torch.Tensor
-    differ: torch.Tensor
-    similarities: torch.Tensor
-
-    @classmethod
-    def of(cls, states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> Self:
-        tokens = torch.arange(states.shape[1], device=counts.device)
-        compared = (tokens < counts.T[:, :, None]).to(states.dtype)
-        # The shift keeps digits where tokens share a large offset, and makes equal tokens exactly 0.
-        vectors = (states - states[:, :1]) * compared.amax(dim=0)[:, :, None]
-        parts = segments(dims if dims[-1] == states.shape[2] else (*dims, states.shape[2]))
-        grams = states.new_zeros(len(parts) + 1, len(states), len(tokens), len(tokens))
-        with no_autocast(states):
-            for shorter, longer, part in zip(grams[:-1], grams[1:], parts, strict=True):
-                torch.baddbmm(shorter, vectors[:, :, part], vectors[:, :, part].mT, out=longer)
-            students, teachers = _centred(grams[1 : 1 + len(dims)], compared), _centred(grams[-1:], compared)
-            norms, teacher_norms = (torch.linalg.vector_norm(each, dim=(2, 3)) for each in (students, teachers))
-            differ = norms * teacher_norms != 0  # true for NaN, which must not be hidden
-            norms = torch.where(differ, norms, 1)
-            students.div_(norms[..., None, None])
-            teachers.div_(torch.where(differ, teacher_norms, 1)[..., None, None])
-            similarities = torch.linalg.vecdot(students.flatten(2), teachers.flatten(2))
-        return cls(vectors, students, teachers, norms, differ, similarities)
+def _token_cka(states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """[`nested_token_cka`] of some texts: `1 - sum S T / (|S| |T|)` of the centred Gram matrices S of a prefix and T
+    of all dims."""
+    compared = (torch.arange(states.shape[1], device=counts.device) < counts.T[:, :, None]).to(states.dtype)
+    # The shift keeps digits where tokens share a large offset, and makes equal tokens exactly 0.
+    vectors = (states - states[:, :1]) * compared.amax(dim=0)[:, :, None]
+    with no_autocast(states):
+        grams = [torch.bmm(part, part.mT) for part in segments(vectors, dims)]
+        students = _centred(torch.stack(grams).cumsum(dim=0), compared).flatten(2)
+        full = vectors.detach()
+        teachers = _centred(torch.bmm(full, full.mT)[None], compared).flatten(2)
+        norms = torch.linalg.vector_norm(students, dim=2) * torch.linalg.vector_norm(teachers, dim=2)
+        differ = norms != 0  # true for NaN, which must not be hidden
+        similarities = torch.linalg.vecdot(students, teachers) / torch.where(differ, norms, 1)
+    return torch.where(differ, 1 - similarities, 0.0).T
 
 
 def _centred(grams: torch.Tensor, compared: torch.Tensor) -> torch.Tensor:
@@ -217,4 +169,4 @@ def _centred(grams: torch.Tensor, compared: torch.Tensor) -> torch.Tensor:
     shares = compared / compared.sum(dim=2, keepdim=True).clamp(min=1)
     means = torch.einsum("ntij,ntj->nti", grams.expand(len(compared), -1, -1, -1), shares)
     rest = means - torch.linalg.vecdot(means, shares)[:, :, None]
-    return (grams - means[..., None]).sub_(rest[:, :, None]).mul_(compared[..., None]).mul_(compared[:, :, None])
+    return (grams - means[..., None] - rest[:, :, None]) * compared[..., None] * compared[:, :, None]
