@@ -145,36 +145,33 @@ class _Contrast:
             yield precise(vectors), ids[0] if ids else None, targets
             targets = torch.full_like(targets, -1)
 
-    def tiles(self, anchors: int, ids: torch.Tensor | None, candidates: int, targets: torch.Tensor) -> Iterator[_Tile]:
-        """All tiles of a block."""
+    def tiles(
+        self, anchors: int, ids: torch.Tensor | None, candidates: int, targets: torch.Tensor
+    ) -> Iterator[tuple[slice, slice, torch.Tensor, torch.Tensor | None]]:
+        """Yield the anchors and candidates of each tile of a block, the targets, counted from its first candidate, and
+        the mask of false negatives."""
         for rows in blocks(anchors, self.tile_size[0]):
             for columns in blocks(candidates, self.tile_size[1]):
-                inside, left_out = targets[rows] - columns.start, None
+                places, left_out = targets[rows] - columns.start, None
                 if ids is not None and self.anchor_ids is not None:
-                    left_out = false_negatives(self.anchor_ids[rows], ids[columns], inside)
-                yield _Tile(self.dims, rows, columns, inside, left_out)
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Some anchors and some candidates of a block, the targets among these, and the mask of false negatives."""
-
-    dims: Sequence[int]
-    rows: slice
-    columns: slice
-    targets: torch.Tensor
-    left_out: torch.Tensor | None
+                    left_out = false_negatives(self.anchor_ids[rows], ids[columns], places)
+                yield rows, columns, places, left_out
 
     def sums(
-        self, anchors: torch.Tensor, candidates: torch.Tensor, scale: torch.Tensor
+        self,
+        anchors: torch.Tensor,
+        candidates: torch.Tensor,
+        scale: torch.Tensor,
+        targets: torch.Tensor,
+        left_out: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-sum-exp of each anchor's scores, and the score of its target or 0, `(dims, anchors)`."""
+        """Of a tile, the log-sum-exp of each anchor's scores, and the score of its target or 0, `(dims, anchors)`."""
         scores = nested_cosines(anchors, candidates, self.dims) * scale
-        inside = (self.targets >= 0) & (self.targets < len(candidates))
-        places = torch.where(inside, self.targets, 0).expand(len(self.dims), -1)[:, :, None]
+        inside = (targets >= 0) & (targets < len(candidates))
+        places = torch.where(inside, targets, 0).expand(len(self.dims), -1)[:, :, None]
         target_scores = torch.where(inside, scores.gather(2, places)[:, :, 0], 0.0)
-        if self.left_out is not None:  # finite, since all candidates may be left out
-            scores = scores.masked_fill(self.left_out, torch.finfo(scores.dtype).min)
+        if left_out is not None:  # finite, since all candidates may be left out
+            scores = scores.masked_fill(left_out, torch.finfo(scores.dtype).min)
         return scores.logsumexp(dim=2), target_scores
 
 
@@ -188,10 +185,10 @@ class _NestedInfoNCE(torch.autograd.Function):
         log_sums = anchors.new_full((len(contrast.dims), len(anchors)), -torch.inf)
         target_scores = torch.zeros_like(log_sums)
         for vectors, ids, targets in contrast.blocks(candidates):
-            for tile in contrast.tiles(len(anchors), ids, len(vectors), targets):
-                sums, scores = tile.sums(anchors[tile.rows], vectors[tile.columns], scale)
-                log_sums[:, tile.rows] = torch.logaddexp(log_sums[:, tile.rows], sums)
-                target_scores[:, tile.rows] += scores
+            for rows, columns, places, left_out in contrast.tiles(len(anchors), ids, len(vectors), targets):
+                sums, scores = contrast.sums(anchors[rows], vectors[columns], scale, places, left_out)
+                log_sums[:, rows] = torch.logaddexp(log_sums[:, rows], sums)
+                target_scores[:, rows] += scores
         ctx.contrast = contrast
         ctx.save_for_backward(anchors, candidates, scale, log_sums)
         return (log_sums - target_scores).T
@@ -204,19 +201,15 @@ class _NestedInfoNCE(torch.autograd.Function):
         grad_anchors, grad_scale = torch.zeros_like(anchors), torch.zeros_like(scale)
         grad_candidates = torch.zeros_like(precise(candidates))
         for passes, (vectors, ids, targets) in enumerate(contrast.blocks(candidates)):
-            for tile in contrast.tiles(len(anchors), ids, len(vectors), targets):
-                inputs = [
-                    each.detach().requires_grad_() for each in (anchors[tile.rows], vectors[tile.columns], scale)
-                ]
+            for rows, columns, places, left_out in contrast.tiles(len(anchors), ids, len(vectors), targets):
+                inputs = tuple(each.detach().requires_grad_() for each in (anchors[rows], vectors[columns], scale))
                 with torch.enable_grad():
-                    sums, scores = tile.sums(*inputs)
-                weight = weights[:, tile.rows]
-                shares = (sums.detach() - log_sums[:, tile.rows]).exp()
-                of_anchors, of_candidates, of_scale = torch.autograd.grad(
-                    (sums, scores), inputs, (weight * shares, -weight)
-                )
-                grad_anchors[tile.rows] += of_anchors
-                grad_candidates[tile.columns] += of_candidates
+                    sums, scores = contrast.sums(*inputs, places, left_out)
+                weight = weights[:, rows]
+                grads = weight * (sums.detach() - log_sums[:, rows]).exp(), -weight
+                of_anchors, of_candidates, of_scale = torch.autograd.grad((sums, scores), inputs, grads)
+                grad_anchors[rows] += of_anchors
+                grad_candidates[columns] += of_candidates
                 grad_scale += of_scale
             if contrast.ring is not None:  # the last pass brings it back to the rank of its candidates
                 grad_candidates = contrast.ring.pass_on_gradients(grad_candidates, passes)
