@@ -27,13 +27,12 @@ from packaging.requirements import Requirement
 from ..data.stdlib_docs import split_by_module, stdlib_pairs
 from ..encode.coding import PackedIndex
 from ..encode.encoder import default_grid
-from ..encode.granularity import is_elastic
+from ..encode.granularity import Granularity, Grid, is_elastic
 from ..encode.precisions import FLOAT, PRECISIONS
 from ..encode.states import unwrap_encoder
 from ..evaluation import GridEmbeddings, GridEncoder
 from ..evaluation.latency import milliseconds_in_turn
 from ..modeling.configuration_elastic import Elasticity
-from ..trainers import Granularity, Grid
 from ..utils.extras import require_extra, require_sentence_transformers
 from ..utils.help_texts import option
 from .command import parse_options

@@ -112,7 +112,12 @@ def look_ahead(method: str, arguments: list[str]) -> None:
         raise ValueError("Training needs --output_dir, a folder for the model and its checkpoints.")
     if not options.overwrite and not options.resume_from_checkpoint:
         check_overwriting(options.output_dir, TRAINED_FILES, False, options.model_name_or_path, INSTEAD)
-    check_sources(options)
+    sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(options, name)]
+    if len(sources) != 1:
+        raise ValueError(
+            "Training needs one of --train_files, --dataset_name and, for masked LMs, --prepared_data; "
+            f"got {', '.join(f'--{name}' for name in sources) or 'none'}."
+        )
     if options.grid:
         Grid.parse(options.grid)
     masked_lm = method in ("multigranular-mlm", "matryoshka-distillation")
@@ -141,19 +146,8 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     return backbone, data, args
 
 
-def check_sources(data: Any) -> None:
-    """Raise a ValueError unless the options name one source of training data."""
-    sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(data, name)]
-    if len(sources) != 1:
-        raise ValueError(
-            "Training needs one of --train_files, --dataset_name and, for masked LMs, --prepared_data; "
-            f"got {', '.join(f'--{name}' for name in sources) or 'none'}."
-        )
-
-
-def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -> None:
+def check_options(backbone: BackboneArguments, args: Any) -> None:
     """Raise a ValueError for options that would be ignored or lose the result."""
-    check_sources(data)
     if backbone.merge_adapter and (backbone.peft is None or args.fsdp or args.push_to_hub):
         raise ValueError("--merge_adapter needs --peft lora, and excludes --fsdp and --push_to_hub.")
     if backbone.peft and not backbone.merge_adapter and backbone.student_layers:
@@ -231,7 +225,7 @@ def main(arguments: list[str]) -> None:
         look_ahead(arguments[0], arguments[1:])
     config_class, trainer_class = method_of(arguments[0])
     backbone, data, args = parse(config_class, arguments[1:])
-    check_options(backbone, data, args)
+    check_options(backbone, args)
     # Of several processes, the first one writes.
     with only_writer(Path(args.output_dir)) if args.should_save else nullcontext():
         train(trainer_class, backbone, data, args)

@@ -176,12 +176,3 @@ def ramp(progress: float) -> float:
     """The weight of variance control and of the quantisation loss, when a share p in 0..1 of the training is done:
     `max(0.2, (e^p - 1) / (e - 1))` (QAMA)."""
     return max(LEAST_RAMP, math.expm1(progress) / math.expm1(1.0))
-
-
-def level_weights(dims: Sequence[int]) -> dict[int, float]:
-    """
-    Weight of the similarity losses at each nested dim: `max / min / sqrt(max) * sqrt(dim)` (QAMA's released code).
-    Their sum is not 1: for 48, 96, 192 and 384 dims it is 20.5.
-    """
-    scale = dims[-1] / dims[0] / math.sqrt(dims[-1])
-    return {dim: scale * math.sqrt(dim) for dim in dims}

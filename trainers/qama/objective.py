@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,7 +20,6 @@ from ..embedding.info_nce import nested_info_nce
 from .losses import (
     added_dims_overlap,
     information_bottleneck,
-    level_weights as released_level_weights,
     ramp,
     range_penalty,
     rank_error,
@@ -176,8 +176,7 @@ class QAMA(RepresentationDistillation):
             return 0.0  # reported in an evaluation, and not counted
         if self.level_weights:
             return self.level_weights[granularity.dim]
-        weights = released_level_weights(self.dims(granularity.layer))
-        return weights[granularity.dim] / sum(weights.values())
+        return math.sqrt(granularity.dim) / sum(map(math.sqrt, self.dims(granularity.layer)))
 
     def contrast(
         self, vectors: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int

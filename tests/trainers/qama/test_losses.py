@@ -10,7 +10,6 @@ import torch
 from m3bert.trainers.qama.losses import (
     added_dims_overlap,
     information_bottleneck,
-    level_weights,
     ramp,
     range_penalty,
     rank_error,
@@ -247,9 +246,3 @@ def test_the_ramp_goes_from_a_fifth_to_one():
     assert ramp(0.6) == pytest.approx((math.e**0.6 - 1) / (math.e - 1))
     steps = [ramp(step / 20) for step in range(21)]
     assert steps == sorted(steps)
-
-
-def test_weights_of_nested_dims():
-    weights = level_weights([24, 96, 384])
-    assert weights == pytest.approx({dim: 384 / 24 / math.sqrt(384) * math.sqrt(dim) for dim in (24, 96, 384)})
-    assert weights[384] == pytest.approx(16) and weights[96] == pytest.approx(weights[384] / 2)
