@@ -116,6 +116,8 @@ def declare(plan: FitPlan, encoder: Any, fit: ExitFit) -> None:
     elif fit.dim < config.hidden_size:
         config.output_dim = fit.dim
         config.matryoshka_dims = [dim for dim in getattr(config, "matryoshka_dims", None) or [] if dim <= fit.dim]
+    elif not plan.is_m3bert:  # an earlier fit may have had a narrower target
+        config.output_dim = None
     if plan.is_m3bert:
         config.matryoshka_layers = sorted([*plan.layers, *fit.paths, plan.last])
         encoder.embedding_settings = replace(
