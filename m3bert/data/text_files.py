@@ -6,27 +6,39 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..utils.columns import fields_of
-from .formats import file_name
+from .formats import check_files, file_name
 
 
 class TextFiles:
     """
-    Files of texts, each a source: .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped, patterns of paths, or
-    URLs. `title+text` joins two columns. ValueError if a file cannot be read or lacks a column, OSError if it does not
-    exist.
+    Files of texts, each a source.
+
+    Args:
+        files (`Sequence[str]`): .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped, patterns of paths, or URLs.
+        column (`str`, *optional*, defaults to `"text"`): Column with the texts; `title+text` joins two columns.
+
+    Attributes:
+        streams (`dict[str, IterableDataset]`): File -> its rows.
+
+    Raises:
+        ValueError: if a file cannot be read, or lacks a column.
+        OSError: if a file does not exist.
     """
 
     def __init__(self, files: Sequence[str], column: str = "text") -> None:
-        from .dataset_checks import require_columns  # which imports much
+        self.column, fields = column, fields_of(column)
+        for file in files:
+            check_files([file], fields)
+        from .dataset_checks import require_columns  # after the files, which are refused at once
         from .files import load_files
 
-        self.column, self.streams = column, {file: load_files([file], streaming=True) for file in files}
+        self.streams: dict[str, Any] = {file: load_files([file], streaming=True) for file in files}
         for file, stream in self.streams.items():
-            require_columns(stream, fields_of(column), file)
+            require_columns(stream, fields, file)
 
     def sources(self, tokenizer: Any) -> dict[str, Iterator[str]]:
-        """Name of each file, or its path if two have one name -> its texts, as an encoder with this tokenizer reads
-        them."""
+        """Name of each file -> its texts, as an encoder with this tokenizer reads them; a missing text is empty. Files
+        of the same name have their path as a name."""
         from .collators import joined_texts, separator_for
 
         separator = separator_for([self.column], tokenizer)
