@@ -43,7 +43,7 @@ from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.tokenized_texts import TokenizedText, TokenizedTexts
 from m3bert.exits.layer_lists import candidates_of, neighbours_of
-from m3bert.exits.passes import REFIT_TEXTS, RawStates, TextPasses
+from m3bert.exits.passes import RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
@@ -63,6 +63,7 @@ TESTS = {
 SYMMETRIC = {"minilm": [*STS_TESTS], "e5": [*STS_TESTS, "tatoeba-deu", "tatoeba-rus", "tatoeba-cmn"], "mpnet": []}
 DECODER_PATH = [*range(1, 16), *range(26, 31)]
 AT_ONCE = 6  # lists that are refitted together
+CANDIDATE_TEXTS = 500  # of their refits, the chosen list included
 DECODER_TEXTS, DECODER_LENGTH = 500, 64  # of the refit, and as many to embed
 
 
@@ -190,7 +191,7 @@ def score_candidates(name: str, source: str, data: Path) -> None:
     splits = [layers for depth in DEPTHS[name] for layers in candidates_of(depth, last)]
     lists = [*dict.fromkeys(its for layers in splits for its in (layers, *neighbours_of(layers)))]
     lists = [its for its in lists if ",".join(map(str, its)) not in finished(f"candidates_{name}")]
-    groups = TextPasses(raw, texts, None, None).sampled(REFIT_TEXTS)
+    groups = TextPasses(raw, texts, None, None).sampled(CANDIDATE_TEXTS)
     for start in range(0, len(lists), AT_ONCE):
         for path in fit_paths(raw, groups, lists[start : start + AT_ONCE], "Refitting layers"):
             run, depth = ",".join(map(str, path.fit.layers)), len(path.fit.layers)
@@ -200,7 +201,7 @@ def score_candidates(name: str, source: str, data: Path) -> None:
                 queries = truncate(raw.pooled(ids[test], [depth])[depth], width, normalize=True)
                 score = evaluator.score({"queries": queries, "documents": documents[test]})[evaluator.main_metric]
                 found[f"{test} asymmetric"] = {Granularity(depth, width): score}
-            settings_of = {"texts": len(texts)}
+            settings_of = {"texts": len(texts), "texts of a refit": CANDIDATE_TEXTS}
             file = RESULTS / f"candidates_{name}.json"
             add_results(file, {run: {"0": found}}, about(f"{name} --candidates", settings_of))
             print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in found.items()}, flush=True)
