@@ -199,6 +199,18 @@ def paths() -> str:
     return "\n\n".join(blocks)
 
 
+def paths_candidates() -> str:
+    """nDCG@10 of queries by every list of layers that a fit compares, and its share."""
+    found, full = results("candidates_minilm"), results("paths_minilm")
+    tests = [f"{test} asymmetric" for test in RETRIEVAL]
+    whole = mean_of(full, "full", tests, FULL)
+    rows = [
+        [run.replace(",", ", "), with_share(mean_of(found, run, tests, f"{run.count(',') + 1}x384"), whole)]
+        for run in found["scores"]
+    ]
+    return titled(found, markdown(["layers of all-MiniLM-L6-v2", "documents by all layers"], rows))
+
+
 def trained_paths() -> str:
     """nDCG@10 of queries by native students against documents of the whole encoder, before and after training."""
     found, blocks = results("trained_paths"), []
@@ -472,6 +484,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-trained": exits_trained,
     "exits-development": exits_development,
     "paths": paths,
+    "paths-candidates": paths_candidates,
     "paths-decoder": paths_decoder,
     "trained-paths": trained_paths,
     "join": join,
