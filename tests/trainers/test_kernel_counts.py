@@ -6,7 +6,6 @@ import torch
 import yaml
 from transformers import BertConfig
 
-from benchmarks._kernels import Counts
 from m3bert.commands.recipes import find_recipe
 from m3bert.trainers import Grid, MIPICConfig, MultigranularMLM, NestedBatch, NestedStates
 from m3bert.trainers.embedding import info_nce
@@ -14,6 +13,7 @@ from m3bert.trainers.m3bert_mlm import losses as masked_lm
 from m3bert.trainers.mipic import losses as mipic
 from m3bert.utils.numerics import blocks
 from tests.conftest import quiet
+from tests.trainers.kernels import Counts
 
 
 def states_of(shape: tuple[int, ...], layers: list[int]) -> NestedStates:
