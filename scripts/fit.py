@@ -161,7 +161,6 @@ def report(fitted: Fitted) -> str:
         reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
         if depth in fit.paths:
             layers = ",".join(map(str, fit.paths[depth].layers))
-            layers += ", shifted" if fit.paths[depth].shifted else ""
         if depth not in fit.layers:
             reads = "no exit"
         bar = "█" * round(10 * share)

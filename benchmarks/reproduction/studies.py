@@ -273,6 +273,60 @@ def regularizers(
 REGULARIZERS = regularizers("regularizers", "reinitialised", 4, [2, 3], "mean", steps=400, rate=1e-4)
 REGULARIZERS_CLS = regularizers("regularizers-cls", "reinitialised", 4, [2, 3], "cls", steps=300, rate=2e-5)
 REGULARIZERS_REAL = regularizers("regularizers-real", "real", 6, [2, 4], "mean", steps=300, rate=2e-5)
+
+
+def mixture(weights: dict[str, float], **parts: dict[str, Any]) -> Method:
+    """MRL over the dims of the last layer and other terms, with the weights of MIPIC, Table 7."""
+    grid = {"grid": f"6x{DIMS}", "weights": {"mrl": 0.4, "sia": 0.0, "pic": 0.0} | weights, **parts}
+    return Method(MIPICConfig, MIPICTrainer, grid)
+
+
+SOFT_ATTENTION = {"temperature": 1.0, "cka_weight": 0.0}
+DETACHED_CHAIN = {"pooling": "cls", "detach_target": True}
+# The papers' protocol on a start that was not trained on pairs. All methods have the rate that is best for MRL.
+ELIMINATION = Study(
+    name="elimination",
+    title="MRL with one term of MIPIC or MIC at a time, on unlabelled sentences, [CLS], last layer",
+    source="MIPIC, Tables 1, 2 and 6; MIC, Tables 1 and 2",
+    methods={
+        "base model": UNTOUCHED,
+        "MRL": mixture({}),
+        "MRL + attention": mixture({"sia": 0.6}, sia=SOFT_ATTENTION),
+        "MRL + CKA": mixture({"sia": 0.6}, sia={"attention_weight": 0.0}),
+        "MRL + CKA, a tenth": mixture({"sia": 0.06}, sia={"attention_weight": 0.0}),
+        "MRL + PIC": mixture({"pic": 0.6}, pic=DETACHED_CHAIN),
+        "MIPIC (fair reading)": mixture({"sia": 0.6, "pic": 0.6}, sia={"temperature": 1.0}, pic=DETACHED_CHAIN),
+        "MRL + SIR": mixture({"sir": 0.6}),
+    },
+    backbones=("mlm",),
+    grid=f"6x{DIMS}",
+    steps=500,
+    settings={
+        "unsupervised": True,
+        "pooling": "cls",
+        "per_device_train_batch_size": 16,
+        "lr_scheduler_type": "cosine",
+        "max_length": 32,
+        "bf16": True,
+    },
+    learning_rates=(1e-4,),
+    development=("stsb-dev",),
+    families={"similarity": ("stsb", "sts13", "sts16")},
+    claims=tuple(
+        Claim(name, "MRL", f"6x{sizes}", paper)
+        for sizes in ("16,32,64", "384")
+        for name, paper in (
+            ("MRL + attention", "MIPIC"),
+            ("MRL + CKA", "MIPIC"),
+            ("MRL + CKA, a tenth", "MIPIC"),
+            ("MRL + PIC", "MIPIC"),
+            ("MIPIC (fair reading)", "MIPIC"),
+            ("MRL + SIR", "MIC"),
+        )
+    ),
+    training_data="sentences",
+    test_length=128,
+)
 STS_FINETUNING = Study(
     name="sts-finetuning",
     title="Fine-tuning on pairs with every contrastive objective, at three layers and six dims",
@@ -493,6 +547,7 @@ SMALL = (
     REGULARIZERS,
     REGULARIZERS_CLS,
     REGULARIZERS_REAL,
+    ELIMINATION,
     STS_FINETUNING,
     STS_FINETUNING_LONGER,
     MATRYOSHKA_DISTILLATION,

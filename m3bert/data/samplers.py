@@ -82,6 +82,10 @@ class MultiDatasetBatchSampler(BatchSampler):
         self.parts, self.starts, self.order, self.seed, self.rank = parts, starts, order, seed, rank
         self.epoch = 0
 
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose batches come next; accelerate calls this when a run continues."""
+        self.epoch = epoch
+
     def __len__(self) -> int:
         return len(self.turns())
 
@@ -109,7 +113,7 @@ class BatchLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches come next; the trainer calls this."""
         sampler: Any = self.batch_sampler
-        sampler.epoch = epoch
+        sampler.set_epoch(epoch)
 
 
 def batches_of(

@@ -29,6 +29,7 @@ from .layer_rows import Rows
 MOST_HELD_OUT = 2000  # tokens
 PENALTY, PENALTIES = 1e-3, (1e-4, 1e-3, 1e-2, 1e-1)
 KEPT_IN_A_ROUND = 0.8
+COLUMNS = 512  # of the Gram matrix at a time
 Tensors = dict[str, torch.Tensor]
 
 
@@ -185,7 +186,9 @@ class Refit:
             return
         deviation = first.std(dim=1, keepdim=True).clamp(min=1e-6)
         inputs = self.inputs(rows) / deviation
-        self.gram += inputs.T @ inputs[:, : self.gram.shape[1]]
+        for start in range(0, self.gram.shape[1], COLUMNS):  # above the diagonal, the matrix is symmetric
+            block = self.gram[start:, start : start + COLUMNS]
+            block += inputs[:, start:].T @ inputs[:, start : start + block.shape[1]]
         self.energies += inputs.square().sum(dim=0)
         for key in self.targets:
             residual = (z[key] - rows.y) / deviation
@@ -193,7 +196,9 @@ class Refit:
             self.squares[key] += torch.cat([1 / deviation, residual], dim=1).square().sum(dim=0)
 
     def sum_over_ranks(self) -> None:
-        """Add the sums of all ranks."""
+        """Add the sums of all ranks, once all texts are added."""
+        square = self.gram[: self.gram.shape[1]]
+        square.copy_(square.tril() + square.tril(-1).T)
         self.gram, self.energies = sum_over_ranks(self.gram), sum_over_ranks(self.energies)
         for totals in (self.cross, self.squares):
             totals.update({key: sum_over_ranks(total) for key, total in totals.items()})

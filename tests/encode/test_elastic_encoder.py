@@ -14,11 +14,6 @@ from tests.elastic_repositories import WIDTH, save_elastic
 SIZES = Grid.parse("0,2,4,6x8,32")
 
 
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch, tmp_path):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-
-
 @pytest.mark.parametrize(
     ("kind", "pooling", "normalize"),
     [("bert", "mean", False), ("mpnet", "cls", True), ("modernbert", "mean", True), ("gemma3_text", "mean", False)],

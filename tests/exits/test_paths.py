@@ -161,12 +161,32 @@ def test_a_refit_without_a_gap_gives_back_the_layer(family, tiny_tokenizer):
         for batch in reader.batches(groups_of(tiny_tokenizer), None):
             rows = reader.read([1, 2], reader.layers, [2], batch).rows[2].of(batch.real)
             sums.add(rows, {2: rows.z}, held_out=batch.held_out)
+        sums.sum_over_ranks()
         refitted = sums.best()
     assert refitted.borrowed == 0
     assert refitted.explained > (0.9 if ends.behind else 0.999)  # a norm behind W gets another scale
     if family in ("modernbert", "qwen3"):  # the matrix itself, up to the penalty
         weights = refitted.tensors[f"{ends.output}.weight"], layer.get_submodule(ends.output).weight
         torch.testing.assert_close(*weights, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_blocks_of_columns_give_the_gram_matrix(skipped, tiny_tokenizer, monkeypatch):
+    monkeypatch.setattr(refit, "COLUMNS", 7)
+    encoder = tiny("bert", tiny_tokenizer)
+    reader = layer_rows.LayerReader.of(RawStates(encoder, tiny_tokenizer, "mean", 64))
+    sums = refit.Refit(reader.ends, reader.layers[1], {2: reader.layers[1]}, reader.layers[2 : 2 + skipped])
+    gram = torch.zeros(len(sums.gram), len(sums.gram), dtype=torch.float64)
+    with torch.no_grad():
+        for batch in reader.batches(groups_of(tiny_tokenizer), None):
+            rows = reader.read([1, 2], reader.layers, [2], batch).rows[2].of(batch.real)
+            sums.add(rows, {2: rows.z}, held_out=batch.held_out)
+            if not batch.held_out:
+                inputs = (sums.inputs(rows) / rows.z.std(dim=1, keepdim=True)).double()
+                gram += inputs.T @ inputs
+    sums.sum_over_ranks()
+    assert sums.is_long == (skipped > 1)
+    torch.testing.assert_close(sums.gram, gram[:, : sums.gram.shape[1]], rtol=1e-4, atol=1e-4 * float(gram.max()))
 
 
 def test_a_depth_is_closer_with_a_refit_and_closer_still_with_borrowed_units(tiny_tokenizer, monkeypatch):

@@ -36,11 +36,6 @@ def with_code(folder: Path, layer: int, dim: int = WIDTH) -> torch.Tensor:
     return vectors(folder, trust_remote_code=True, model_kwargs=sizes)
 
 
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch, tmp_path):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_states_are_those_of_the_depth(kind, tmp_path, tiny_tokenizer):
     """The source's own class with fewer layers: not one bit differs before the exit."""
