@@ -1,20 +1,23 @@
 """
 The picture of README.md and of the first page of the documentation: documents are embedded once, queries at the depth
-that they can afford.
+that they can afford. And the picture of MRL with one term of MIPIC or MIC at a time.
 
-    python -m benchmarks.reproduction.picture     # writes docs/images/elastic.svg from results/quickstart.json
+    python -m benchmarks.reproduction.picture     # writes docs/images/elastic.svg and terms.svg from the results
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 
+from benchmarks.reproduction.report import Difference, measured, runs_on
+from benchmarks.reproduction.run import read_runs
+from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.tables import Found, results
 
 
-FILE = Path(__file__).parents[2] / "docs" / "images" / "elastic.svg"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDTH, HEIGHT, LAYERS = 960, 430, 6
 ALL = range(1, LAYERS + 1)
 QUERIES = {"0x384": "table look-up", "2x384": "2 layers", "4x384": "4 layers", "6x384": "all 6 layers"}
@@ -82,17 +85,54 @@ def picture(found: Found) -> str:
         f"held-out queries of Python's documentation, {found['machine'].split(',')[1].strip()}."
     )
     drawn.append(text(WIDTH / 2, HEIGHT - 26, note, 13, GREY))
+    return svg(HEIGHT, note, drawn)
+
+
+def interval(x: float, y: float, half: float, width: float, color: str) -> str:
+    """A bar from 0 (at x) to `width`, with an interval of half a length at its end."""
+    bar = box(min(x, x + width), y, abs(width), 14, color, 2)
+    end = x + width
+    return bar + f'<path d="M{end - half} {y + 7} H{end + half}" stroke="{INK}" stroke-width="1.5"/>'
+
+
+def differences() -> str:
+    """The SVG file of the claims of the study `elimination`: how far each method is above or below MRL."""
+    study = STUDIES["elimination"]
+    runs = runs_on(study, read_runs(study), study.backbones[0])
+    found = {(claim.better, claim.sizes): measured(study, claim, runs) for claim in study.claims}
+    names, sizes = dict.fromkeys(name for name, _ in found), dict.fromkeys(size for _, size in found)
+    most = max(abs(its.mean) + its.half_width for its in found.values() if isinstance(its, Difference))
+    zero, scale, height = 640, 400 / most, 60 + 52 * len(names)
+    drawn = [text(zero, 26, "points above or below MRL, 95% interval over seeds", 15, GREY)]
+    for row, name in enumerate(names):
+        drawn.append(text(120, 66 + 52 * row, name, 15))
+        for place, size in enumerate(sizes):
+            its = found[name, size]
+            if not isinstance(its, Difference):
+                raise ValueError(f"{name} at {size}: {its}.")
+            y, color = 44 + 52 * row + 18 * place, (DEEP, TABLE[1])[place]
+            drawn += [
+                interval(zero, y, scale * its.half_width, scale * its.mean, color),
+                text(zero + 60 if its.mean < 0 else zero - 60, y + 12, f"{its.mean:+.1f}", 13, color, 600),
+            ]
+    drawn.append(f'<path d="M{zero} 36 V{height - 20}" stroke="{GREY}" stroke-width="1"/>')
+    legend = f"upper bar: {[*sizes][0].partition('x')[2]} dims; lower bar: {[*sizes][1].partition('x')[2]} dims"
+    return svg(height + 20, study.title, [*drawn, text(zero, height + 6, legend, 13, GREY)])
+
+
+def svg(height: float, title: str, drawn: Sequence[str]) -> str:
+    """An SVG file."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" role="img">'
-        f"<title>{escape(note)}</title>" + "".join(drawn) + "</svg>\n"
+        f"<title>{escape(title)}</title>" + "".join(drawn) + "</svg>\n"
     )
 
 
 def main() -> None:
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text(picture(results("quickstart")), encoding="utf-8")
-    print(f"{FILE}")
+    for name, content in (("elastic", picture(results("quickstart"))), ("terms", differences())):
+        (IMAGES / f"{name}.svg").write_text(content, encoding="utf-8")
+        print(IMAGES / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ ELIMINATION = Study(
     },
     backbones=("mlm",),
     grid=f"6x{DIMS}",
-    steps=500,
+    steps=300,
     settings={
         "unsupervised": True,
         "pooling": "cls",
