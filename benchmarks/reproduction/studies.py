@@ -312,6 +312,7 @@ ELIMINATION = Study(
     learning_rates=(1e-4,),
     development=("stsb-dev",),
     families={"similarity": ("stsb", "sts13", "sts16")},
+    frozen={"mlm": "0e938eae55a6"},
     claims=tuple(
         Claim(name, "MRL", f"6x{sizes}", paper)
         for sizes in ("16,32,64", "384")
