@@ -40,16 +40,17 @@ CHECKED = (
 class TextEmbedder(nn.Module):
     """The exported module: token ids in, one vector per token and one embedding per text out."""
 
-    def __init__(self, encoder: GridEncoder, granularity: Granularity, normalize: bool):
+    def __init__(self, encoder: GridEncoder, granularity: Granularity, normalize: bool, project_tokens: bool = False):
         super().__init__()
         self.model, self.projection, self.pooling = encoder.model, encoder.projection, encoder.pooling
         self.granularity, self.normalize, self.looks_up = granularity, normalize, encoder.looks_up
+        self.project_tokens = project_tokens
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """
         From `input_ids` and `attention_mask` `(batch, tokens)` to hidden states and embeddings `(batch, dim)`. The
         hidden states are `(batch, tokens, dim)`; before a projection, which needs all of them, they are `(batch,
-        tokens, hidden_size)`.
+        tokens, hidden_size)`, unless `project_tokens` applies it to each.
         """
         layer, dim = self.granularity.layer, self.granularity.dim
         if self.looks_up:
@@ -62,10 +63,19 @@ class TextEmbedder(nn.Module):
             tokens = truncate(states.layers[layer], dim)
         else:
             tokens, states = states.layers[layer], states.projected(layer, self.projection)
+            if self.project_tokens:
+                tokens = truncate(self.projection(tokens), dim)
         return tokens, truncate(states.pooled(layer, self.pooling), dim, self.normalize)
 
 
-def export_onnx(encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool | None = None) -> Path:
+def export_onnx(
+    encoder: GridEncoder,
+    granularity: Granularity,
+    file: Path,
+    *,
+    normalize: bool | None = None,
+    project_tokens: bool = False,
+) -> Path:
     """
     Write an encoder at one granularity to an ONNX file, after checking that the graph gives the same embeddings as
     torch.
@@ -84,6 +94,8 @@ def export_onnx(encoder: GridEncoder, granularity: Granularity, file: Path, *, n
         granularity ([`Granularity`]): Any granularity of the model, whether or not it is in the encoder's grid.
         file (`Path`): File to write; missing folders are created.
         normalize (`bool`, *optional*): Whether the graph L2-normalises the embeddings. Default: as the encoder does.
+        project_tokens (`bool`, *optional*, defaults to `False`): Whether the hidden states are those after a
+            projection, so that their mean is the embedding.
 
     Returns:
         `Path`: the file.
@@ -98,7 +110,8 @@ def export_onnx(encoder: GridEncoder, granularity: Granularity, file: Path, *, n
     """
     require_onnx()
     exported = _as_exported(encoder, granularity)
-    embedder = TextEmbedder(exported, granularity, encoder.normalize if normalize is None else normalize).eval()
+    normalize = encoder.normalize if normalize is None else normalize
+    embedder = TextEmbedder(exported, granularity, normalize, project_tokens).eval()
     metadata = {
         "granularity": str(granularity),
         "pooling": encoder.pooling,

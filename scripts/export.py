@@ -9,6 +9,9 @@ full size as `model.onnx` and `model_quantized.onnx` (8 bits), the other granula
 of quality in 8 bits and in float16 is measured. If --output_dir is the folder of the encoder, only `onnx/` is added.
 Prompts are not in the graph: prepend them to the texts. Needs the extra `onnx`.
 
+`--layout semantic-router` writes what the semantic router of vLLM reads, `onnx/layer-4/model.onnx` and the like: each
+depth in the space of the last layer, or those of --granularity.
+
     m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
 
 writes a plain encoder that needs no remote code. `--format static` writes the static table for
@@ -39,6 +42,7 @@ class ExportArguments:
     """The model to export, and the folder to write."""
 
     format: str = option("onnx", "Format of the export.", choices=[*FORMATS])
+    layout: str = option("hub", "Names of the ONNX files, by who reads them.", choices=["hub", "semantic-router"])
     granularity: list[str] = option([], "Granularities to export besides the full size: 2x64 4x64.")
     output_dir: str = option("runs/onnx", "Folder for the files.")
     overwrite: bool = option(False, "Replace an export that output_dir holds.")
@@ -63,19 +67,31 @@ def main(arguments: list[str]) -> None:
     named = bool(options.granularity or encoding.grid)
     encoding.grid = encoding.grid or ",".join(options.granularity)
     source, folder = encoding.model_name_or_path or default_base(), Path(options.output_dir)
-    files = ["onnx"] if folder.resolve() == Path(source).resolve() else EXPORT_FILES
+    in_place = folder.resolve() == Path(source).resolve()
+    if options.layout != "hub":
+        given = {"int8": options.int8, "fp16": options.fp16, "normalize": options.normalize is not None}
+        given |= {"tasks": options.tasks, f"output_dir {folder}, the encoder": in_place}
+        if clash := [name for name, value in given.items() if value]:
+            raise ValueError(f"--layout {options.layout} cannot be combined with --{clash[0]}.")
+    files = ["onnx"] if in_place else EXPORT_FILES
     with writing_to(folder, files, options.overwrite):
         from ..hub_cards.onnx_export import require_onnx
         from ..hub_cards.onnx_graphs import QUALITY, graph_table, write_encoder_files, write_graphs
+        from ..hub_cards.semantic_router import write_layers
 
         require_onnx()
         encoder = load_encoder(encoding)
+        sizes = list(encoder.grid) if named else []
+        if options.layout != "hub":
+            layers = write_layers(encoder, sizes, folder, stale=files)
+            print(f"{folder}: layers {', '.join(map(str, layers))} of {source} for the semantic router.")
+            return
         remove_files(folder, files)
-        if files is EXPORT_FILES:
+        if not in_place:
             write_encoder_files(encoder, folder)
         report = write_graphs(
             encoder,
-            list(encoder.grid) if named else [],
+            sizes,
             folder,
             int8=options.int8,
             fp16=options.fp16,

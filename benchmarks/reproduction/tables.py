@@ -368,6 +368,18 @@ def static_peers() -> str:
     return titled(found, markdown(["queries", "documents", "STS", "nDCG@10", "with BM25"], rows, words=2))
 
 
+def sparse() -> str:
+    """nDCG@10 of look-up queries and of a sparse encoder, with the time of a query and the size of an index."""
+    found, rows = results("sparse"), []
+    for system, tests in found["scores"].items():
+        values = [its["search"] for its in tests.values()]
+        quality = [its["ndcg@10"] for its in values]
+        time = next((f"{its['cpu_ms']:.2f}" for its in values if "cpu_ms" in its), "")
+        size = f"{mean(its['bytes'] for its in values):,.0f}"
+        rows.append([system, *map(percent, [*quality, mean(quality)]), time, size])
+    return titled(found, markdown(["queries", *tests, "mean", "CPU ms per query", "bytes per document"], rows))
+
+
 def static_tables() -> str:
     """The static table with smaller rows, and with rows for words, on the development set and on the tests."""
     searched, found = (results(f"static_peers_tables{its}", HERE.parent) for its in ("_development", ""))
@@ -493,6 +505,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qama-kept": qama_kept,
     "qama-development": qama_development,
     "static-peers": static_peers,
+    "sparse": sparse,
     "static-tables": static_tables,
     "onnx-quality": onnx_quality,
     "trim": trim,
