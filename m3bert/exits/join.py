@@ -59,7 +59,7 @@ class Joined:
         there, back = self.to_index, self.from_index
         curve = ", ".join(f"{rows:,} {share:.1%}" for rows, share in there.shares.items())
         lines = [
-            f"Queries of the model keep {there.share:.1%} of the ten nearest rows of the index (held-out rows as queries).",
+            f"Queries of the model keep {there.share:.1%} of the ten nearest rows (held-out rows as queries).",
             f"By rows of a fit: {curve}. Twice as many rows may add {100 * there.gain:.1f} points.",
             f"Vectors of the index in the space of the model keep {back.share:.1%} of the ten nearest rows there.",
         ]
