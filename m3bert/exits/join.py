@@ -23,6 +23,7 @@ from ..models.repository import MODEL_FILES, copy_source, naming
 from ..models.settings import EmbeddingSettings
 from ..utils.columns import Role
 from ..utils.durable import remove_files, replacing_files
+from ..utils.hashing import fingerprint_of
 from .ridge import weight_and_bias
 from .space_map import SpaceMap
 
@@ -136,8 +137,10 @@ def join(
         bare: dict[str, Any] = {"grid": Grid((full,)), "projection": None, "normalize": False}
         encoder = GridEncoder.from_pretrained(source, compute=compute, **bare, **hub)
 
+    key = fingerprint_of([str(source), *texts])
+
     def pooled(role: Role) -> torch.Tensor:
-        folder = None if cache_dir is None else Path(cache_dir, role)
+        folder = None if cache_dir is None else Path(cache_dir, f"{role}-{key[:12]}")
         return encoder.encode(texts, role=role, folder=folder, description=description).require_finite().at(full)
 
     queries, settings = pooled("query"), EmbeddingSettings.of(encoder.model) or EmbeddingSettings()
