@@ -11,9 +11,9 @@ model embeds and a map takes to the space of the index: nDCG@10, and the share o
 index's own model has among its first ten. Each collection is searched alone. 128 tokens per text.
 
 The maps: orthogonal Procrustes, a low-rank affine map (rank 64) and a residual MLP (256 hidden units, GELU, with a
-diagonal scale), the three of Drift-Adapter (2509.23471), and that of `m3bert join`. The two in the middle are trained on
-the mean squared error by AdamW, with our settings: at most 200 epochs of batches of 64, until 10 epochs bring nothing on
-a tenth of the pairs. They read embeddings of unit length, and ours the pooled hidden state.
+diagonal scale), the three of Drift-Adapter (2509.23471), and that of `m3bert join`. The two in the middle are trained
+on the mean squared error by AdamW, with our settings: at most 200 epochs of batches of 64, until 10 epochs bring
+nothing on a tenth of the pairs. They read embeddings of unit length, and ours the pooled hidden state.
 
 Texts are encoded once, into runs/join. Interrupted, call again to continue. `--collections cranfield cisi` is shorter.
 """
