@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> None:
     sources, vectors = read_target_vectors(options.vectors, options.text_column, options.vector_column)
     texts, cache = [text for lines in sources.values() for text in lines], f"{options.output_dir}.join"
     hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    embedding = {"compute": compute, "cache_dir": cache, "description": "Embedding rows"}
-    joined = join(options.model, texts, vectors, **embedding, **hub)
+    said = "Embedding rows"
+    joined = join(options.model, texts, vectors, compute=compute, cache_dir=cache, description=said, **hub)
     print(f"Read {len(texts):,} rows; their vectors have {vectors.width} dims.\n{joined.report()}")
     if options.dry_run:
         return
