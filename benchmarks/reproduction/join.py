@@ -145,7 +145,7 @@ def direction(queries: Encoder, index: Encoder, tests: dict[str, Any], about: di
     for name, test in tests.items():
         documents = normalize(index.states(name, test.texts["documents"], "document"))
         vectors[name] = {"documents": documents}
-        theirs[name] = queries.states(name, test.texts["queries"], "query")
+        theirs[name] = queries.states(f"{name}-queries", test.texts["queries"], "query")
         own[name] = normalize(index.states(f"{name}-queries", test.texts["queries"], "query"))
 
     def scores(mapped: dict[str, torch.Tensor]) -> dict[str, dict[Any, float]]:
