@@ -63,6 +63,7 @@ class Encoder:
     @cached_property
     def encoder(self) -> GridEncoder:
         config = load_config(self.folder)
+        torch.manual_seed(0)  # for the weights of a pooler that the checkpoint lacks
         grid = Grid((Granularity(config.num_hidden_layers, config.hidden_size),))
         return GridEncoder.from_pretrained(self.folder, grid=grid, normalize=False, max_length=MAX_LENGTH)
 

@@ -129,7 +129,8 @@ def join(
     if len(texts) < FEWEST_ROWS:
         raise ValueError(f"{len(texts)} texts are too few to join an index: {FEWEST_ROWS} are the minimum.")
     index = vectors.checked(texts)
-    with naming(source):
+    with naming(source), torch.random.fork_rng():
+        torch.manual_seed(0)  # a pooler that the checkpoint lacks; the cache knows the encoder by all weights
         config = load_config(source, **hub)
         if is_elastic(config):
             raise ValueError(f"{source} is elastic: join a plain model of it (m3bert export --format native).")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from torch.nn.functional import cosine_similarity, normalize
+from transformers import BertModel
 
 import m3bert
 from m3bert.commands.fit import main as fit
@@ -90,7 +91,10 @@ def test_queries_and_documents_have_their_prompts(source, tmp_path):
     assert SentenceTransformer(str(tmp_path / "out")).prompts == prompts
 
 
-def test_a_dry_run_says_what_is_kept_and_writes_no_model(source, tmp_path, capsys):
+def test_a_dry_run_says_what_is_kept_and_writes_no_model(source, tmp_path, tiny_tokenizer, capsys):
+    BertModel.from_pretrained(source, add_pooling_layer=False).save_pretrained(tmp_path / "bare")
+    tiny_tokenizer.save_pretrained(tmp_path / "bare")
+    source = str(tmp_path / "bare")  # whose pooler is random each time that it is loaded
     rows = write_rows(tmp_path / "rows.jsonl", TEXTS, (2 * index_of(source, 12)).tolist())
     line = [source, str(tmp_path / "out"), "--vectors", rows]
     join([*line, "--dry_run"])
