@@ -254,7 +254,8 @@ def join() -> str:
     found = results("join")
     tests = found["settings"]["collections"]
     runs = [run.split(", ") for run in found["scores"] if "," in run]  # direction, pairs, method
-    directions, methods = ([*dict.fromkeys(run[place] for run in runs)] for place in (0, 2))
+    directions = sorted({run[0] for run in runs})
+    methods = ["Procrustes", "low-rank affine", "residual MLP", "m3bert join"]
     sizes = sorted({int(run[1].split()[0]) for run in runs})
 
     def kept(pairs: int, method: str, *some: str) -> str:
@@ -274,8 +275,12 @@ def join() -> str:
         for name in directions
         for pairs in sizes[1:]
     ]
-    both = markdown(["pairs", *methods], rows), markdown(["queries to index", "pairs", *methods], each)
-    return titled(found, "\n\n".join(both), f" ({', '.join(tests)})")
+    if len(directions) > 1:
+        rows = [["all", *row] for row in rows] + each
+    else:
+        rows = [[*directions, *row] for row in rows]
+    options = f" --collections {' '.join(tests)}"
+    return titled(found, markdown(["queries to index", "pairs", *methods], rows), options)
 
 
 QAMA_SIZES = [Granularity(6, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]
