@@ -108,8 +108,7 @@ def join(
     **hub: Any,
 ) -> Joined:
     """
-    Map the embeddings of an encoder into the space of an index, and back, as `m3bert join` does. Nothing is trained;
-    [`Joined.save`] writes the result.
+    Map the embeddings of an encoder into the space of an index, and back. [`Joined.save`] writes the result.
 
     Args:
         source (`str`): Folder or Hub id of a plain encoder.
@@ -121,8 +120,7 @@ def join(
         hub (*optional*): `revision` and `trust_remote_code` of the source.
 
     Raises:
-        ValueError: if the texts are too few, one has no vector, or one that is zero or not finite, or the source is
-            elastic or cannot be loaded.
+        ValueError: if a text has no vector, or it is zero or not finite; or if the source is elastic.
         OSError: if the source is not there.
     """
     texts = list(dict.fromkeys(texts))
@@ -137,7 +135,6 @@ def join(
         full = Granularity(config.num_hidden_layers, config.hidden_size)
         bare: dict[str, Any] = {"grid": Grid((full,)), "projection": None, "normalize": False}
         encoder = GridEncoder.from_pretrained(source, compute=compute, **bare, **hub)
-
     key = fingerprint_of([str(source), *texts])
 
     def pooled(role: Role) -> torch.Tensor:
