@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .evaluation.grid_evaluator import GridEvaluator as GridEvaluator
     from .evaluation.readers import load_task as load_task
     from .exits.fit import fit_exits as fit_exits
+    from .exits.join import join as join
     from .exits.plan import FitOptions as FitOptions
     from .exits.repository import fit as fit
     from .index import Corpus as Corpus, Index as Index, Plan as Plan
@@ -82,6 +83,7 @@ EXPORTS = {
     ".evaluation.grid_evaluator": "GridEvaluator",
     ".evaluation.readers": "load_task",
     ".exits.fit": "fit_exits",
+    ".exits.join": "join",
     ".exits.plan": "FitOptions",
     ".exits.repository": "fit",
     ".index": "Corpus Index Plan",

@@ -11,6 +11,7 @@ from .utils.help_texts import did_you_mean
 # Command -> its module in `m3bert.commands` (the folder `scripts/` of a checkout), and what it does.
 COMMANDS = {
     "fit": ("fit", "make any encoder elastic: fewer layers and a look-up in its own space, without training"),
+    "join": ("join", "search an index with another model than its own, from rows of text and vector"),
     "convert": ("convert", "convert a BERT-family encoder to an m3BERT, exactly"),
     "trim": ("trim", "trim the vocabulary of an encoder to your texts, with equal embeddings of them"),
     "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),

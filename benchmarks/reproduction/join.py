@@ -1,51 +1,57 @@
 """
-Join an index: a small encoder is fitted into the space of another one, whose index it then searches.
+Search an index of one encoder with queries of another: maps between the spaces, from pairs of text and vector.
 
-    python -m benchmarks.reproduction.join --model FOLDER     # of multilingual-e5-small
-    python -m benchmarks.reproduction.report                  # write the table
+    python -m benchmarks.reproduction.join --e5 FOLDER --mpnet FOLDER      # see benchmarks.reproduction.encoders
+    python -m benchmarks.reproduction.report                               # write the table
 
-all-MiniLM-L6-v2 (extra `quickstart`) into the space of e5, and e5 into that of MiniLM, as `m3bert fit
---target_vectors` does it, with 1,000 to 20,000 pairs of text and vector. The texts are those of
-benchmarks.reproduction.exits, none of which is of a test, in one random order: more pairs are the same ones and more.
-The vectors are passages of e5; MiniLM has no prompts. Documents are then embedded by the target alone, and queries by
-the other encoder at full depth, through its exit, or by its static table (nDCG@10, 128 tokens per text). Runs "e5" and
-"minilm": the target's own queries.
+all-MiniLM-L6-v2 (extra `quickstart`), multilingual-e5-small and all-mpnet-base-v2 in all six directions. The index has
+the documents of the collections, embedded by its own model; pairs are random rows of it, the first of one order, so
+that more pairs are the same ones and more. Queries and judgements are not read. Scores are of queries that the other
+model embeds and a map takes to the space of the index: nDCG@10, and the share of the first ten documents that the
+index's own model has among its first ten. Each collection is searched alone. 64 tokens per text, for speed.
 
-"5000 pairs and the index" adds all documents of the collection with their vectors, which is what an export of a small
-index has; queries and judgements are not read.
+The maps: orthogonal Procrustes, a low-rank affine map (rank 64) and a residual MLP (256 hidden units, GELU, with a
+diagonal scale), the three of Drift-Adapter (2509.23471), and that of `m3bert join`. The two in the middle are trained
+on the mean squared error by AdamW, with our settings: at most 200 epochs of batches of 64, until 10 epochs bring
+nothing on a tenth of the pairs. They read embeddings of unit length, and ours the pooled hidden state.
 
-Each text is encoded once by each encoder, into runs/join. Interrupted, call again to continue.
+Texts are encoded once, into runs/join. Interrupted, call again to continue. `--collections cranfield cisi` is shorter.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+import numpy as np
 import torch
-from tqdm.auto import tqdm
-from transformers import AutoModel, AutoTokenizer
+from torch import nn
+from torch.nn.functional import mse_loss, normalize
 
-from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, sources
+from benchmarks.reproduction.exits import RESULTS
 from benchmarks.reproduction.study import add_results, tests_there
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.exits.passes import RawStates
-from m3bert.models.settings import EmbeddingSettings
-from m3bert.trainers import Granularity, TeacherEmbeddings, fit_exits, nested_states, truncate
+from m3bert.evaluation import GridEncoder
+from m3bert.exits.ridge import apply_affine
+from m3bert.exits.space_map import SpaceMap
+from m3bert.models.auto import load_config
+from m3bert.trainers import Granularity, Grid
 
 
 FOLDER = Path("runs/join")
 FILE = RESULTS / "join.json"
-PAIRS = (1000, 2500, 5000, 10_000, 20_000)
-TESTS = ("cranfield", "cisi", "msmarco-mini")
-OWN = "5000 pairs and the index"
-AT_ONCE = 500  # texts that an interruption loses
+MAX_LENGTH = 64
+PAIRS = (100, 500, 1000, 2000, 5000)
+COLLECTIONS = ("cranfield", "cisi", "npl")
+RANK, HIDDEN = 64, 256
+EPOCHS, PATIENCE, BATCH, RATE = 200, 10, 64, 1e-3
+Map = Callable[[torch.Tensor], torch.Tensor]  # vectors of one encoder -> the space of the other
 
 
 class Encoder:
@@ -53,155 +59,145 @@ class Encoder:
 
     def __init__(self, name: str, folder: str) -> None:
         self.name, self.folder = name, folder
-        self.prompts = (EmbeddingSettings.find(folder) or EmbeddingSettings()).prompts
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.kept = FOLDER / name
-        self.known: dict[str, torch.Tensor] = {}
-        for file in self.kept.glob("*.pt"):
-            self.known |= torch.load(file)
 
     @cached_property
-    def model(self) -> Any:
-        return AutoModel.from_pretrained(self.folder).eval()
+    def encoder(self) -> GridEncoder:
+        config = load_config(self.folder)
+        torch.manual_seed(0)  # for the weights of a pooler that the checkpoint lacks
+        grid = Grid((Granularity(config.num_hidden_layers, config.hidden_size),))
+        return GridEncoder.from_pretrained(self.folder, grid=grid, normalize=False, max_length=MAX_LENGTH)
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        found: list[list[int]] = self.tokenizer(list(texts), truncation=True, max_length=MAX_LENGTH)["input_ids"]
+    def states(self, collection: str, texts: Sequence[str], role: Any) -> torch.Tensor:
+        """Pooled hidden states `(texts, dims)` of documents or queries, behind the prompt of a role."""
+        same = self.encoder.prompt_of("query") == self.encoder.prompt_of("document")
+        folder = FOLDER / f"{self.name}-{collection}-{'any' if same else role}"
+        encoded = self.encoder.encode(list(texts), role=role, folder=folder, description=folder.name)
+        return encoded.at(self.encoder.grid.granularities[0])
+
+
+def procrustes(inputs: torch.Tensor, targets: torch.Tensor) -> Map:
+    """The rotation that brings the pairs closest."""
+    left, _, right = torch.linalg.svd(normalize(inputs).T @ targets, full_matrices=False)
+    return lambda vectors: normalize(vectors) @ (left @ right)
+
+
+class LowRank(nn.Module):
+    """`U V x + t`."""
+
+    def __init__(self, inputs: int, targets: int) -> None:
+        super().__init__()
+        self.map = nn.Sequential(nn.Linear(inputs, RANK, bias=False), nn.Linear(RANK, targets))
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return self.map(vectors)
+
+
+class ResidualMLP(nn.Module):
+    """`s * (x + W gelu(V x))`; a linear map of x where the spaces have other dims."""
+
+    def __init__(self, inputs: int, targets: int) -> None:
+        super().__init__()
+        self.skip = nn.Identity() if inputs == targets else nn.Linear(inputs, targets, bias=False)
+        self.inner = nn.Sequential(nn.Linear(inputs, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, targets))
+        self.scale = nn.Parameter(torch.ones(targets))
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return self.scale * (self.skip(vectors) + self.inner(vectors))
+
+
+def trained(kind: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Map:
+    """A module of a kind, trained on pairs."""
+    torch.manual_seed(0)
+    rows = normalize(inputs)
+    held, module = len(rows) // 10, kind(inputs.shape[1], targets.shape[1])
+    optimizer = torch.optim.AdamW(module.parameters(), RATE, weight_decay=0.01)
+    best, least, since = deepcopy(module), torch.inf, 0
+    for _ in range(EPOCHS):
+        for batch in (held + torch.randperm(len(rows) - held)).split(BATCH):
+            optimizer.zero_grad()
+            mse_loss(module(rows[batch]), targets[batch]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = float(mse_loss(module(rows[:held]), targets[:held]))
+        since = 0 if loss < least else since + 1
+        if loss < least:
+            best, least = deepcopy(module), loss
+        if since == PATIENCE:
+            break
+    return torch.no_grad()(lambda vectors: best(normalize(vectors)))
+
+
+def ours(inputs: torch.Tensor, targets: torch.Tensor) -> Map:
+    affine = SpaceMap.fit(inputs, targets).affine
+    return lambda vectors: apply_affine(affine, vectors)
+
+
+METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor], Map]] = {
+    "Procrustes": procrustes,
+    "low-rank affine": lambda *pairs: trained(LowRank, *pairs),
+    "residual MLP": lambda *pairs: trained(ResidualMLP, *pairs),
+    "m3bert join": ours,
+}
+
+
+def direction(queries: Encoder, index: Encoder, tests: dict[str, Any], about: dict[str, Any]) -> None:
+    """The scores of all maps from one encoder to another, and of the index's own queries."""
+    vectors, theirs, own = {}, {}, {}
+    for name, test in tests.items():
+        documents = normalize(index.states(name, test.texts["documents"], "document"))
+        vectors[name] = {"documents": documents}
+        theirs[name] = queries.states(f"{name}-queries", test.texts["queries"], "query")
+        own[name] = normalize(index.states(f"{name}-queries", test.texts["queries"], "query"))
+
+    def scores(mapped: dict[str, torch.Tensor]) -> dict[str, dict[Any, float]]:
+        found: dict[str, dict[Any, float]] = {}
+        for name, test in tests.items():
+            its, best = ({**vectors[name], "queries": normalize(each[name])} for each in (mapped, own))
+            near, nearest = (test.nearest(each, 10).rows for each in (its, best))
+            same = np.mean([len({*a} & {*b}) / 10 for a, b in zip(near, nearest, strict=True)])
+            found[name] = {"ndcg@10": test.score(its)["ndcg@10"], "top ten": float(same)}
         return found
 
-    @torch.no_grad()
-    def states(self, texts: Sequence[str], role: str | None = None) -> torch.Tensor:
-        """Pooled states `(texts, width)` of texts behind the prompt of a role."""
-        prompted = [self.prompts.get(role or "", "") + text for text in texts]
-        missing = list(dict.fromkeys(text for text in prompted if text not in self.known))
-        for start in tqdm(range(0, len(missing), AT_ONCE), f"{self.name} {role or ''}", leave=False):
-            part = missing[start : start + AT_ONCE]
-            raw, depth = RawStates(self.model, self.tokenizer, "mean", 64), self.model.config.num_hidden_layers
-            self.known |= (found := dict(zip(part, raw.pooled(self.ids(part), [depth])[depth], strict=True)))
-            self.kept.mkdir(parents=True, exist_ok=True)
-            torch.save({text: its.clone() for text, its in found.items()}, self.kept / f"{len(self.known)}.pt")
-        return torch.stack([self.known[text] for text in prompted])
-
-    def vectors(self, texts: Sequence[str], role: str) -> torch.Tensor:
-        """Normalised embeddings `(texts, width)`."""
-        states = self.states(texts, role)
-        return truncate(states, states.shape[1], normalize=True)
+    add_results(FILE, {index.name: {"0": scores(own)}}, about)
+    inputs = torch.cat([queries.states(name, test.texts["documents"], "query") for name, test in tests.items()])
+    order = list(range(len(inputs)))
+    random.Random(0).shuffle(order)
+    inputs, targets = inputs[order], torch.cat([each["documents"] for each in vectors.values()])[order]
+    for pairs in PAIRS:
+        for method, fit in METHODS.items() if pairs <= len(inputs) else ():
+            run = f"{queries.name} to {index.name}, {pairs} pairs, {method}"
+            if run not in finished(about):
+                fitted = fit(inputs[:pairs], targets[:pairs])
+                found = scores({name: fitted(states) for name, states in theirs.items()})
+                print(run, found, flush=True)
+                add_results(FILE, {run: {"0": found}}, about)
 
 
-def pairs_of(data: Path) -> list[str]:
-    """The texts of all pairs, in a random order."""
-    texts = [text for its in sources(data).values() for text in its]
-    random.Random(0).shuffle(texts)
-    return list(dict.fromkeys(texts))
-
-
-@torch.no_grad()
-def fitted(student: Encoder, target: Encoder, texts: Sequence[str]) -> Any:
-    """The student, with its table and its full depth in the target's space. Its states of texts are those that were
-    kept; the vocabulary is encoded once for all fits."""
-    model = AutoModel.from_pretrained(student.folder).eval()
-    encode = RawStates.pooled
-    prompts = list(dict.fromkeys(student.prompts.values())) or [""]
-    known: dict[tuple[int, ...], torch.Tensor] = {}
-    for turn, prompt in enumerate(prompts):  # prompts take turns
-        own = texts[turn :: len(prompts)]
-        role = next((role for role, its in student.prompts.items() if its == prompt), None)
-        ids = student.ids([prompt + text for text in own])
-        known |= dict(zip(map(tuple, ids), student.states(own, role), strict=True))
-
-    def remembered(raw: RawStates, ids: list[list[int]], layers: Sequence[int]) -> dict[int, torch.Tensor]:
-        if tuple(ids[0]) not in known:  # the vocabulary
-            return encode(raw, ids, layers)
-        return {layer: torch.stack([known[tuple(its)] for its in ids]) for layer in layers}
-
-    with patch.object(RawStates, "pooled", remembered):
-        fit_exits(
-            model,
-            student.tokenizer,
-            texts,
-            layers=[0],
-            teacher=TeacherEmbeddings(texts, target.vectors(texts, "document").numpy()),
-            teacher_name=target.name,
-            prompts=prompts,
-            max_length=MAX_LENGTH,
-            cache_dir=FOLDER,
-            description="Fit",
-        )
-    return model
-
-
-@torch.no_grad()
-def queries_of(model: Any, student: Encoder, texts: Sequence[str], depth: int) -> torch.Tensor:
-    """Embeddings of queries at a depth of a fitted model."""
-    found = []
-    prompted = [student.prompts.get("query", "") + text for text in texts]
-    for start in range(0, len(texts), 64):
-        ids = student.ids(prompted[start : start + 64])
-        inputs = student.tokenizer.pad({"input_ids": ids}, return_tensors="pt")
-        found.append(nested_states(model, inputs, [depth]).pooled(depth, "mean"))
-    vectors = torch.cat(found)
-    return truncate(vectors, vectors.shape[1], normalize=True)
-
-
-def finished() -> set[str]:
-    """The runs that have scores."""
-    return {*json.loads(FILE.read_text(encoding="utf-8"))["scores"]} if FILE.is_file() else set()
+def finished(about: dict[str, Any]) -> set[str]:
+    """The runs that have scores in this study."""
+    found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+    return {*found["scores"]} if all(found.get(key) == value for key, value in about.items()) else set()
 
 
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--model", required=True, help="folder of e5, also trimmed to the texts")
-    parser.add_argument("--only", choices=["e5", "minilm"], help="the target of the fits; default: both in turn")
+    parser.add_argument("--e5", required=True, help="folder of e5, also trimmed to the texts")
+    parser.add_argument("--mpnet", help="folder of MPNet; default: without it")
+    parser.add_argument("--collections", nargs="+", default=COLLECTIONS, choices=COLLECTIONS, help="default: all")
     options = parser.parse_args(arguments)
-    data = data_folder()
-    encoders = Encoder("minilm", default_base()), Encoder("e5", options.model)
-    tests = tests_there(TESTS, data)
-    texts = pairs_of(data)
+    folders = {"MiniLM": default_base(), "e5": options.e5, "MPNet": options.mpnet}
+    encoders = [Encoder(name, folder) for name, folder in folders.items() if folder is not None]
+    tests = tests_there(options.collections, data_folder())
     about = {
         "command": "python -m benchmarks.reproduction.join",
-        "settings": {"pairs": PAIRS, "texts": len(texts), "max_length": MAX_LENGTH},
-        "seed": "0: the order of the texts",
-        "metric": "nDCG@10; run -> seed -> test -> granularity of the queries",
+        "settings": {"collections": [*tests], "max_length": MAX_LENGTH, "pairs": [*PAIRS]},
+        "seed": "0: the order of the pairs, and the trained maps",
+        "metric": "run -> seed -> collection -> metric",
     }
-    about = json.loads(json.dumps(about))
-    for student, target in (encoders, encoders[::-1]):
-        if options.only not in (None, target.name):
-            continue
-        documents = {name: target.vectors(list(its.texts["documents"]), "document") for name, its in tests.items()}
-
-        def scored(name: str, queries: torch.Tensor, documents: Any = documents) -> float:
-            evaluator = tests[name]
-            return evaluator.score({"queries": queries, "documents": documents[name]})[evaluator.main_metric]
-
-        if target.name not in finished():
-            size = Granularity(target.model.config.num_hidden_layers, target.model.config.hidden_size)
-            own = {
-                name: {size: scored(name, target.vectors(list(its.texts["queries"]), "query"))}
-                for name, its in tests.items()
-            }
-            print(target.name, own, flush=True)
-            add_results(FILE, {target.name: {"0": own}}, about)
-        plans = {f"{number} pairs": dict.fromkeys(tests, texts[:number]) for number in PAIRS}
-        plans[OWN] = {
-            name: [text for text in dict.fromkeys([*its.texts["documents"], *texts[:5000]]) if text.strip()]
-            for name, its in tests.items()
-        }
-        for plan, of_tests in sorted(plans.items(), key=lambda its: int(its[0].split()[0])):
-            run, before = f"{student.name} into {target.name}, {plan}", None
-            model: Any = None
-            if run in finished():
-                continue
-            scores: dict[str, dict[Granularity, float]] = {}
-            for name, of_fit in of_tests.items():
-                if of_fit is not before:
-                    model, before = fitted(student, target, of_fit), of_fit
-                last, width = model.config.num_hidden_layers, model.config.hidden_size
-                queries = list(tests[name].texts["queries"])
-                scores[name] = {
-                    Granularity(depth, width): scored(name, queries_of(model, student, queries, depth))
-                    for depth in (0, last)
-                }
-            print(run, scores, flush=True)
-            add_results(FILE, {run: {"0": scores}}, about)
+    for queries in encoders:
+        for index in encoders:
+            if queries is not index:
+                direction(queries, index, tests, about)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from m3bert.trainers import Grid
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "README.md": False}  # page -> all tables
-SHOWING = ("studies", "distil", "quantize", "serve", "speed")
+SHOWING = ("studies", "join", "quantize", "serve", "speed")
 PAGES |= {ROOT / "docs" / f"{name}.md": False for name in SHOWING}
 MEAN = "mean of the families"
 CONFIDENCE = 0.95

@@ -248,34 +248,39 @@ def paths_decoder() -> str:
     return titled(found, markdown(header, rows))
 
 
-JOINED = {"MiniLM into e5": ("e5", "12x384", "6x384"), "e5 into MiniLM": ("minilm", FULL, "12x384")}
-
-
 def join() -> str:
-    """nDCG@10 of an index of one encoder with the queries of another, by the pairs of the fit, and its share."""
-    found, header, columns = results("join"), ["pairs"], []
-    for name, (target, whole, full) in JOINED.items():
-        plans = [*(f"{pairs} pairs" for pairs in found["settings"]["pairs"]), "5000 pairs and the index"]
-        runs = [f"{name.lower()}, {plan}" for plan in plans]
-        if not found["scores"].keys() & {*runs}:
-            continue
-        for words, size in ((name, full), ("its table", "0x384")):
-            header.append(words)
-            columns.append([kept_of(found, run, size, target, whole) for run in runs])
-            columns[-1].append(kept_of(found, target, whole, target, whole) if size == full else "")
-    named = [f"{pairs:,}" for pairs in found["settings"]["pairs"]]
-    named += ["5,000 and those of the index", "the target itself"]
-    rows = [[name, *cells] for name, *cells in zip(named, *columns, strict=True) if any(cells)]
-    return titled(found, markdown(header, rows))
+    """What queries of one encoder keep of an index of another, by the map and its pairs: over all directions, and in
+    each one."""
+    found = results("join")
+    tests = found["settings"]["collections"]
+    runs = [run.split(", ") for run in found["scores"] if "," in run]  # direction, pairs, method
+    directions = sorted({run[0] for run in runs})
+    methods = ["Procrustes", "low-rank affine", "residual MLP", "m3bert join"]
+    sizes = sorted({int(run[1].split()[0]) for run in runs})
 
+    def kept(pairs: int, method: str, *some: str) -> str:
+        whole, part, same = 0.0, 0.0, []
+        for its in some:
+            run, index = f"{its}, {pairs} pairs, {method}", its.split(" to ")[1]
+            if run not in found["scores"]:
+                return ""
+            whole += mean_of(found, index, tests, "ndcg@10")
+            part += mean_of(found, run, tests, "ndcg@10")
+            same.append(mean_of(found, run, tests, "top ten"))
+        return f"{share(part, whole)}% / {percent(mean(same))}"
 
-def kept_of(found: Found, run: str, size: str, target: str, whole: str) -> str:
-    """Two means of a run, and their shares of those of a target; empty without results."""
-    if run not in found["scores"]:
-        return ""
-    groups = (("cranfield", "cisi"), ("msmarco-mini",))
-    pairs = ((mean_of(found, run, its, size), mean_of(found, target, its, whole)) for its in groups)
-    return " / ".join(with_share(*pair) for pair in pairs)
+    rows = [[f"{pairs:,}", *(kept(pairs, method, *directions) for method in methods)] for pairs in sizes]
+    each = [
+        [name, f"{pairs:,}", *(kept(pairs, method, name) for method in methods)]
+        for name in directions
+        for pairs in sizes[1:]
+    ]
+    if len(directions) > 1:
+        rows = [["all", *row] for row in rows] + each
+    else:
+        rows = [[*directions, *row] for row in rows]
+    options = f" --collections {' '.join(tests)}"
+    return titled(found, markdown(["queries to index", "pairs", *methods], rows), options)
 
 
 QAMA_SIZES = [Granularity(6, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]

@@ -204,16 +204,21 @@ def _quality(predicted: torch.Tensor, targets: torch.Tensor) -> tuple[float, flo
     error, variance = (predicted - targets).square().sum(), (targets - targets.mean(dim=0)).square().sum()
     predicted = torch.nn.functional.normalize(predicted.float())
     targets = torch.nn.functional.normalize(targets.float())
+    agreement = share_of_nearest(predicted, targets, targets)
+    return float(1 - error / variance), float((predicted * targets).sum(dim=1).mean()), agreement
+
+
+def share_of_nearest(queries: torch.Tensor, documents: torch.Tensor, targets: torch.Tensor) -> float:
+    """Share of the ten rows that are nearest to each row by its target, the row itself excepted, that are the nearest
+    documents of its query, too; `(rows, dims)` each, of unit length."""
     count = min(NEAREST, len(targets) - 1)
-    near, nearest = (_nearest(queries, targets, count) for queries in (predicted, targets))
-    agreement = (near[:, :, None] == nearest[:, None, :]).any(dim=2).float().mean() if count > 0 else 0.0
-    return float(1 - error / variance), float((predicted * targets).sum(dim=1).mean()), float(agreement)
-
-
-def _nearest(queries: torch.Tensor, documents: torch.Tensor, count: int) -> torch.Tensor:
-    """The other rows that are nearest to each row, `(rows, count)`."""
-    similarities = queries @ documents.T
-    return similarities.fill_diagonal_(-torch.inf).topk(count, dim=1).indices
+    if count < 1:
+        return 0.0
+    near, nearest = (
+        (one @ other.T).fill_diagonal_(-torch.inf).topk(count, dim=1).indices
+        for one, other in ((queries, documents), (targets, targets))
+    )
+    return float((near[:, :, None] == nearest[:, None, :]).any(dim=2).float().mean())
 
 
 def on_all_ranks(rows: torch.Tensor) -> torch.Tensor:
