@@ -236,4 +236,8 @@ def main(arguments: list[str]) -> None:
         overwrite=options.overwrite,
     )
     print(f"{report(fitted)}\nSaved to {options.output_dir}.")
-    next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)
+    if fitted.record.pooling == "none":  # evaluations compare one vector per text
+        sizes = ("--sizes", "all", "--output_dir", f"{options.output_dir}-sizes")
+        next_step("m3bert", "export", "--format", "native", "--model", options.output_dir, *sizes)
+    else:
+        next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)
