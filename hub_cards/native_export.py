@@ -90,8 +90,7 @@ def export_native(
     if not checkpoint.elastic:
         raise ValueError(f"{checkpoint.folder} is not elastic: it is a native {config.model_type} already.")
     size, projection = granularity or checkpoint.full, checkpoint.projection
-    if checkpoint.settings.is_late and size.dim != checkpoint.full.dim:
-        raise ValueError(f"{size} of a model for late interaction: its modules read all {checkpoint.full.dim} dims.")
+    require_all_dims(checkpoint, size)
     if projection is not None:
         projection.validate_grid(Grid((size,)), config)
     head = AutoModel if encoder_only else getattr(transformers, checkpoint.head)
@@ -110,13 +109,9 @@ def export_native(
     copy_files(checkpoint.folder, folder, *TOKENIZER_FILES, *LICENSES, *code)
     if not checkpoint.is_m3bert:
         require_equal(model, folder, head)
-    if embeds and checkpoint.settings.is_late:
-        copy_modules(checkpoint.folder, folder)
-        describe_native(checkpoint, folder, size, native.config, has_dense=False)
-    elif embeds:
+    if embeds:
         dense = dense_of(to_output, projection, size.dim, config.hidden_size)
-        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
-        settings.write(folder, width=native.config.hidden_size)
+        write_settings(checkpoint, folder, dense, native.config.hidden_size)
         describe_native(checkpoint, folder, size, native.config, has_dense=dense is not None)
     if checkpoint.record is not None:
         lost, trained = lost_layers(checkpoint, size), Grid.parse(checkpoint.record.grid)
@@ -124,6 +119,12 @@ def export_native(
         replace(checkpoint.record, grid=str(Grid(left or (size,)))).save(folder)
     copy_quantizer(checkpoint, folder, size)
     return Checkpoint(folder)
+
+
+def require_all_dims(checkpoint: Checkpoint, size: Granularity) -> None:
+    """Raise a ValueError for fewer dims of a model for late interaction."""
+    if checkpoint.settings.is_late and size.dim != checkpoint.full.dim:
+        raise ValueError(f"{size} of a model for late interaction: its modules read all {checkpoint.full.dim} dims.")
 
 
 def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, *, has_dense: bool) -> None:
@@ -143,9 +144,13 @@ def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, con
     write_readme(folder, f"{size.layer} of {checkpoint.full.layer} layers", text, (kind, *served))
 
 
-def copy_modules(source: Path, folder: Path) -> None:
-    """Copy the modules of sentence-transformers that a model for late interaction has, as they are."""
-    for name, content in Source.at(source, {}).with_settings().settings.items():
+def write_settings(checkpoint: Checkpoint, folder: Path, dense: Projection | None, width: int) -> None:
+    """Write the modules of sentence-transformers behind an encoder of this width; those of late interaction are copied."""
+    if not checkpoint.settings.is_late:
+        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
+        settings.write(folder, width=width)
+        return
+    for name, content in Source.at(checkpoint.folder, {}).with_settings().settings.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
