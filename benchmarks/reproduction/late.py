@@ -1,7 +1,7 @@
 """
 Late interaction at every depth: a small `MultiVectorEncoder` from all-MiniLM-L6-v2, and its paths.
 
-    python -m benchmarks.reproduction.late               # train, fit and score; half an hour on one core
+    python -m benchmarks.reproduction.late               # train, fit and score
     python -m benchmarks.reproduction.report             # write the table
 
 The encoder is trained here, by the trainer and the loss of sentence-transformers; it is small, and says nothing about
@@ -116,7 +116,7 @@ def documents_of(model: Any, name: str, test: str, texts: list[str]) -> list[tor
     return [vectors.float() for vectors in torch.load(file)]
 
 
-def scored(model: Any, evaluator: Any, queries: list[torch.Tensor], documents: list[torch.Tensor]) -> float:
+def scored(model: Any, evaluator: Any, queries: Any, documents: list[torch.Tensor]) -> float:
     """nDCG@10 of queries against documents by MaxSim."""
     scores = model.similarity(queries, documents)
     rows = scores.topk(min(100, len(documents)), dim=1).indices.numpy()

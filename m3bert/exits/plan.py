@@ -153,9 +153,9 @@ class FitPlan:
         options, width = self.options, self.config.hidden_size
         if reads != width:
             raise ValueError(f"The Dense module of the model reads {reads} dims, and its encoder gives {width}.")
-        named = {"pooling": options.pooling, "projection": options.projection, "teacher": options.teacher}
-        named["basis"] = None if options.basis == "last_layer" else options.basis
-        if given := [name for name, value in named.items() if value is not None]:
+        named = {name: getattr(options, name) is not None for name in ("pooling", "projection", "teacher")}
+        named["basis"] = options.basis != "last_layer"
+        if given := [name for name, is_given in named.items() if is_given]:
             raise ValueError(f"{given[0]} is for embeddings of texts: an encoder for late interaction has none.")
         if self.is_m3bert:
             raise ValueError("The model is an m3BERT: only the encoders of transformers fit late interaction.")

@@ -77,7 +77,8 @@ def refitted(
     plan: FitPlan, passes: TextPasses, parts: KeptParts, measuring: Centring | MaxSim
 ) -> tuple[dict[int, Choice], dict[int, RefittedPath]]:
     """Depth -> what its layers were compared with, and depth -> its path, for all paths of a plan."""
-    raw, paths, choices = passes.raw, plan.paths, {}
+    raw, paths = passes.raw, plan.paths
+    choices: dict[int, Choice] = {}
     texts, label = passes.sampled(REFIT_TEXTS), plan.options.description and "Refitting layers"
     if plan.chosen:
         choices = parts(
