@@ -145,7 +145,7 @@ def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, con
 
 
 def write_settings(checkpoint: Checkpoint, folder: Path, dense: Projection | None, width: int) -> None:
-    """Write the modules of sentence-transformers behind an encoder of a width, or copy those of late interaction."""
+    """Write the modules of sentence-transformers behind an encoder, or copy those of late interaction."""
     if not checkpoint.settings.is_late:
         settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
         settings.write(folder, width=width)

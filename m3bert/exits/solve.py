@@ -65,7 +65,8 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
     maps = ExitMaps(encoded.sums, plan.options.basis, plan.config, plan.staying)
     last_exit = _last_exit(plan, maps)
     queries = encoded.queries if plan.staying is not None else encoded.queries.mapped(maps.to_space)
-    choices, fitted = {}, {}
+    choices: dict[int, Choice] = {}
+    fitted: dict[int, RefittedPath] = {}
     if plan.chosen or plan.paths:
         centring = Centring.of(encoded.passes.raw, queries, _after_last(plan, encoded, maps, last_exit))
         choices, refits = refitted(plan, encoded.passes, encoded.parts, centring)
