@@ -89,8 +89,20 @@ def test_sizes_are_plain_folders(expansion, tmp_path, tiny_tokenizer, capsys):
         assert_equal_vectors(vectors(folder), vectors(tmp_path / "elastic", **by_code))
 
 
-def test_the_full_size_is_the_source(tmp_path, tiny_tokenizer):
+def as_pylate(source: Path) -> None:
+    """Write the files of a folder as PyLate does: no modules behind the Dense one, and prefixes of both sides."""
+    modules = json.loads((source / "modules.json").read_text())[:2]
+    modules[1]["type"] = "pylate.models.Dense.Dense"
+    (source / "modules.json").write_text(json.dumps(modules))
+    config = {"model_type": "ColBERT", "query_prefix": "name ", "document_prefix": "text ", "query_length": 12}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("rewrite", [None, as_pylate])
+def test_the_full_size_is_the_source(rewrite, tmp_path, tiny_tokenizer):
     save_late(tmp_path, tiny_tokenizer)
+    if rewrite is not None:
+        rewrite(tmp_path / "source")
     fit(tmp_path / "source", tmp_path / "elastic", TEXTS, FitOptions(paths=PATH))
     export_native(Checkpoint(tmp_path / "elastic"), tmp_path / "full")
     expected = vectors(tmp_path / "source")
