@@ -130,7 +130,7 @@ def require_all_dims(checkpoint: Checkpoint, size: Granularity) -> None:
 def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, *, has_dense: bool) -> None:
     """Write the README of an embedding model that was exported at a size; `config` is that of the export."""
     widths = checkpoint.settings.token_widths
-    kind, served = config.model_type, [SERVED] * (config.model_type in SERVED_TYPES)
+    kind, served = config.model_type, [SERVED] * (config.model_type in SERVED_TYPES and widths is None)
     text = TEXT.format(
         architecture=config.architectures[0],
         layers=", ".join(map(str, checkpoint.source_layers(size.layer))),
