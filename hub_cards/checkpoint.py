@@ -220,7 +220,8 @@ class Checkpoint:
     @cached_property
     def settings(self) -> EmbeddingSettings:
         """Pooling, projection, prompts and longest text, as published."""
-        return EmbeddingSettings.read(self.folder)
+        source = Source.at(self.folder, {}).with_settings()
+        return EmbeddingSettings.of_source(source, late=True) or EmbeddingSettings()
 
     @property
     def exported_from(self) -> dict[str, Any] | None:
@@ -229,7 +230,9 @@ class Checkpoint:
 
     def origin_of(self, size: Granularity) -> dict[str, Any]:
         """What an export of this size says of its origin, if known."""
-        facts = {"granularity": str(size), "full_size": str(self.full), "weights": self.weights_fingerprint}
+        facts = {"granularity": str(size), "full_size": str(self.full)}
+        if not self.settings.is_late:
+            facts["weights"] = self.weights_fingerprint
         return {**facts, "converted_from": self.source}
 
     @cached_property

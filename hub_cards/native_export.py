@@ -22,7 +22,7 @@ from ..encode.granularity import Granularity, Grid
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..encode.states import shared_layers
-from ..modeling.files_elastic import CODE_FILES
+from ..modeling.files_elastic import CODE_FILES, Source
 from ..models.auto import load_model
 from ..models.native import convert_to_native, output_map, without_native
 from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint, copy_files
@@ -39,14 +39,19 @@ SERVED = "text-embeddings-inference"
 TEXT = """A plain `{architecture}` with layers {layers} of {name}. Its vectors have {dim} dims.
 
 ```python
-from sentence_transformers import SentenceTransformer
-
-vectors = SentenceTransformer("user/name").encode(["one text", "another"])
+{code}
 ```
 
 {origin} Texts longer than {max_length} tokens are truncated.{dense}
 Its quality is not measured here: expect less from fewer layers.
 """
+CODE = """from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("user/name").encode(["one text", "another"])"""
+LATE_CODE = """from sentence_transformers import MultiVectorEncoder
+
+model = MultiVectorEncoder("user/name")
+print(model.similarity(model.encode_query(["a question"]), model.encode_document(["one text", "another"])))"""
 SAME = "Its vectors are those of the elastic encoder with `output_layer={layer}`."
 STATE_ONLY = """The exit of {layer} layers reads the hidden state alone. In the elastic encoder it reads the static
 table as well, so its vectors differ."""
@@ -67,9 +72,9 @@ def export_native(
     that read the static table.
 
     The folder holds the encoder, the tokenizer, for an embedding model the modules of sentence-transformers (exit,
-    output dim and projection as one Dense module), and a quantizer that fits the granularity. The config says under
-    `exported_from` which granularity of which weights it is. A depth that reads the static table is exported with the
-    map of its hidden state alone ([`state_only`]).
+    output dim and projection as one Dense module; those of the checkpoint for late interaction), and a quantizer that
+    fits the granularity. The config says under `exported_from` which granularity of which weights it is. A depth that
+    reads the static table is exported with the map of its hidden state alone ([`state_only`]).
 
     Args:
         checkpoint ([`Checkpoint`]): A post-norm m3BERT, or an elastic repository of another encoder.
@@ -85,6 +90,7 @@ def export_native(
     if not checkpoint.elastic:
         raise ValueError(f"{checkpoint.folder} is not elastic: it is a native {config.model_type} already.")
     size, projection = granularity or checkpoint.full, checkpoint.projection
+    require_all_dims(checkpoint, size)
     if projection is not None:
         projection.validate_grid(Grid((size,)), config)
     head = AutoModel if encoder_only else getattr(transformers, checkpoint.head)
@@ -105,8 +111,7 @@ def export_native(
         require_equal(model, folder, head)
     if embeds:
         dense = dense_of(to_output, projection, size.dim, config.hidden_size)
-        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
-        settings.write(folder, width=native.config.hidden_size)
+        write_settings(checkpoint, folder, dense, native.config.hidden_size)
         describe_native(checkpoint, folder, size, native.config, has_dense=dense is not None)
     if checkpoint.record is not None:
         lost, trained = lost_layers(checkpoint, size), Grid.parse(checkpoint.record.grid)
@@ -116,19 +121,38 @@ def export_native(
     return Checkpoint(folder)
 
 
+def require_all_dims(checkpoint: Checkpoint, size: Granularity) -> None:
+    """Raise a ValueError for fewer dims of a model for late interaction."""
+    if checkpoint.settings.is_late and size.dim != checkpoint.full.dim:
+        raise ValueError(f"{size} of a model for late interaction: its modules read all {checkpoint.full.dim} dims.")
+
+
 def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, *, has_dense: bool) -> None:
     """Write the README of an embedding model that was exported at a size; `config` is that of the export."""
-    kind, served = config.model_type, [SERVED] * (config.model_type in SERVED_TYPES)
+    widths = checkpoint.settings.token_widths
+    kind, served = config.model_type, [SERVED] * (config.model_type in SERVED_TYPES and widths is None)
     text = TEXT.format(
         architecture=config.architectures[0],
         layers=", ".join(map(str, checkpoint.source_layers(size.layer))),
         name=name_of(checkpoint),
-        dim=size.dim,
+        dim=widths[1] if widths else size.dim,
+        code=LATE_CODE if widths else CODE,
         origin=(STATE_ONLY if state_only(checkpoint, size.layer) else SAME).format(layer=size.layer),
         max_length=checkpoint.max_length,
         dense=DENSE if has_dense else "",
     )
     write_readme(folder, f"{size.layer} of {checkpoint.full.layer} layers", text, (kind, *served))
+
+
+def write_settings(checkpoint: Checkpoint, folder: Path, dense: Projection | None, width: int) -> None:
+    """Write the modules of sentence-transformers behind an encoder, or copy those of late interaction."""
+    if not checkpoint.settings.is_late:
+        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
+        settings.write(folder, width=width)
+        return
+    for name, content in Source.at(checkpoint.folder, {}).with_settings().settings.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def native_of(model: Any, layer: int, dim: int) -> Any:

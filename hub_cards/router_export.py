@@ -55,6 +55,8 @@ def export_router(
     Raises:
         ValueError: as [`export_static`] and [`export_native`], or if the layer of the queries has no exit.
     """
+    if checkpoint.settings.is_late:
+        raise ValueError(f"{checkpoint.folder} is for late interaction, which a Router does not have: use native.")
     queries = queries or Granularity(0, checkpoint.full.dim)
     documents = Granularity(checkpoint.full.layer, queries.dim)
     if queries.layer not in checkpoint.query_layers:

@@ -97,8 +97,10 @@ def main(arguments: list[str]) -> None:
                         )
         for name, what in said.items():
             print(f"{folder / name}: {what} It needs {'the code of its source' if code else 'no remote code'}.")
-    if options.format == "native":
+    late = checkpoint.settings.is_late
+    if options.format == "native" and not late:
         next_step(model=folder / first, trust_remote_code=options.trust_remote_code)
     else:
-        load = f"from sentence_transformers import SentenceTransformer; print(SentenceTransformer({str(folder)!r}))"
+        kind = "MultiVectorEncoder" if late else "SentenceTransformer"
+        load = f"from sentence_transformers import {kind}; print({kind}({str(folder / first)!r}))"
         next_step("python", "-c", load)

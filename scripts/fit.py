@@ -166,7 +166,8 @@ def report(fitted: Fitted) -> str:
         bar = "█" * round(10 * share)
         lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {share:>6.1%} {milliseconds:>17.1f}")
     lines += ["", "Retrieval kept: share of nDCG@10. Queries are spans of texts, documents have full depth."]
-    lines += ["Spans are harder than most queries. For your own: m3bert evaluate --retrieval FOLDER."]
+    if fit.pooling != "none":
+        lines += ["Spans are harder than most queries. For your own: m3bert evaluate --retrieval FOLDER."]
     for depth, compared in fit.candidates.items():
         others = ", ".join(f"{name} {share:.1%}" for name, share in compared.items())
         lines.append(f"Compared for depth {depth}, after a quick refit: {others}.")
@@ -235,4 +236,8 @@ def main(arguments: list[str]) -> None:
         overwrite=options.overwrite,
     )
     print(f"{report(fitted)}\nSaved to {options.output_dir}.")
-    next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)
+    if fitted.record.pooling == "none":  # evaluations compare one vector per text
+        sizes = ("--sizes", "all", "--output_dir", f"{options.output_dir}-sizes")
+        next_step("m3bert", "export", "--format", "native", "--model", options.output_dir, *sizes)
+    else:
+        next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)

@@ -53,8 +53,8 @@ from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, nested_states, truncate
 
 
-DEPTHS = {"minilm": [2, 3, 4], "e5": [4, 6, 8], "mpnet": [4, 6, 8]}
-SHARE = {"minilm": 4, "e5": 4, "mpnet": 8}  # one text of so many
+DEPTHS = {"minilm": [2, 3, 4], "e5": [4, 6, 8], "mpnet": [4, 6, 8], "late": [2, 3, 4]}
+SHARE = {"minilm": 4, "e5": 4, "mpnet": 8, "late": 4}  # one text of so many
 TESTS = {
     "minilm": [*RETRIEVAL_TESTS, "msmarco-mini"],
     "e5": [*RETRIEVAL_TESTS, "msmarco-mini"],
@@ -261,7 +261,7 @@ def kept(queries: torch.Tensor, texts: torch.Tensor, whole: torch.Tensor) -> flo
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("encoder", choices=[*DEPTHS, "smollm2"], help="the encoder")
+    parser.add_argument("encoder", choices=[*TESTS, "smollm2"], help="the encoder")
     parser.add_argument("--model", help="its folder; minilm has a package")
     parser.add_argument("--candidates", action="store_true", help="score many lists of layers")
     options = parser.parse_args(arguments)

@@ -199,6 +199,33 @@ def paths() -> str:
     return "\n\n".join(blocks)
 
 
+def late() -> str:
+    """nDCG@10 of queries by the depths of an encoder for late interaction, beside one vector per text, and BM25."""
+    found, pooled = results("late"), results("paths_minilm")
+    *short, whole = sorted((run for run in found["scores"] if run != "BM25"), key=lambda run: run.count(","))
+
+    def kept(found: Found, run: str, whole: str, sizes: Sequence[str], suffix: str = " asymmetric") -> str:
+        """The means of the collections, and of msmarco-mini, and their shares; `sizes` are those of both runs."""
+        pairs = []
+        for group in (RETRIEVAL, ["msmarco-mini"]):
+            if tests := [test for test in group if f"{test}{suffix}" in found["scores"][run]["0"]]:
+                own = mean_of(found, run, [f"{test}{suffix}" for test in tests], sizes[0])
+                of_whole = mean_of(found, whole, [f"{test} asymmetric" for test in tests], sizes[1])
+                pairs.append(with_share(own, of_whole))
+        return " / ".join(pairs)
+
+    rows, last = [], whole.count(",") + 1
+    for run in (*short, whole):
+        depth = run.count(",") + 1
+        alike = "full" if run == whole else next(its for its in pooled["scores"] if its.count(",") + 1 == depth > 1)
+        sizes = [f"{depth}x128", f"{last}x128"]
+        sides = [kept(found, run, whole, sizes, suffix) for suffix in (" asymmetric", " symmetric")]
+        rows.append([run.replace(",", ", "), *sides, kept(pooled, alike, "full", [f"{depth}x384", FULL])])
+    rows.append(["BM25", cell(found, "BM25", "0x128", RETRIEVAL, ["msmarco-mini"]), "", ""])
+    header = ["layers", "documents by all layers", "documents by the same layers", "one vector per text"]
+    return titled(found, markdown(header, rows), seeds=[0])
+
+
 def paths_candidates() -> str:
     """nDCG@10 of queries by every list of layers that a fit compares, and its share."""
     found, full = results("candidates_minilm"), results("paths_minilm")
@@ -501,6 +528,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-trained": exits_trained,
     "exits-development": exits_development,
     "paths": paths,
+    "late": late,
     "paths-candidates": paths_candidates,
     "paths-decoder": paths_decoder,
     "trained-paths": trained_paths,

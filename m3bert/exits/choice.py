@@ -8,6 +8,7 @@ from tqdm.auto import tqdm
 
 from ..encode.ranks import rank
 from .centred import Centring
+from .late import MaxSim
 from .layer_lists import candidates_of, neighbours_of
 from .paths import QuickRefits
 from .queries import Measured
@@ -15,27 +16,28 @@ from .record import Choice
 
 
 def choose(
-    centring: Centring, depths: Iterable[int], refits: QuickRefits, description: str | None = None
+    measuring: Centring | MaxSim, depths: Iterable[int], refits: QuickRefits, description: str | None = None
 ) -> dict[int, Choice]:
     """
     Choose the layers of each depth: compare the lists with one gap, and then the lists that differ from the best one
     in a layer beside its gap.
 
     Args:
-        centring ([`Centring`]): Measures the lists as they will be installed. The depths of its encoder are changed.
+        measuring ([`Centring`] or [`MaxSim`]): Measures the lists as they will be installed. The depths of its encoder
+            are changed.
         depths (`Iterable[int]`): The depths.
         refits ([`QuickRefits`]): The refits of their gaps.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
     """
     choices, quiet = {}, description is None or rank() > 0
-    last = centring.raw.encoder.config.num_hidden_layers
+    last = measuring.raw.encoder.config.num_hidden_layers
     for depth in tqdm(depths, f"{description}: lists", unit=" depths", disable=quiet, leave=False):
         measures: dict[tuple[int, ...], Measured] = {}
         lists = candidates_of(depth, last)
         for _ in range(2):
             for layers in lists:
                 if layers not in measures:
-                    measures[layers], _shift = centring.measured({depth: ([*layers], refits.of(layers))})[depth]
+                    measures[layers], _shift = measuring.measured({depth: ([*layers], refits.of(layers))})[depth]
             ranked = sorted(measures, key=measures.__getitem__)  # the closest to the whole model first
             lists = neighbours_of(ranked[0])
         compared = {",".join(map(str, layers)): measures[layers].retrieval for layers in ranked}

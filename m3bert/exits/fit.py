@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..modeling.modeling_elastic import make_elastic
 from .encode import encode
 from .install import install, without_depths
+from .late_fit import fit_late
 from .plan import FitOptions, FitPlan, Sources
 from .record import ExitFit
 from .solve import solve
@@ -50,6 +51,8 @@ def fit_exits(
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
     ([`Regression.match_variances`]).
 
+    An encoder for late interaction, with a vector per token, gets paths alone ([`fit_late`]).
+
     Args:
         model ([`~transformers.PreTrainedModel`]): The encoder, whole or with a head. It is changed in place.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
@@ -72,5 +75,7 @@ def fit_exits(
     target_fingerprint = plan.target_fingerprint(tokenized)
     make_elastic(model)
     with without_depths(model.base_model):
+        if plan.settings.is_late:
+            return fit_late(plan, model, tokenizer, tokenized)
         encoded = encode(plan, model, tokenizer, tokenized, target_fingerprint)
         return install(plan, encoded, solve(plan, encoded))

@@ -45,11 +45,15 @@ def install(plan: FitPlan, encoded: Encoded, solution: Solution) -> ExitFit:
     """Put the depths into the encoder, measure them, and write the record of the fit into its config."""
     set_depths(plan, encoded, solution)
     fit = record_of(plan, encoded, solution, retrieval_of(plan, encoded, solution))
-    raw = encoded.passes.raw
-    replace(Elasticity.of(raw.encoder.config), fit=fit.record()).declare(raw.encoder.config)
-    declare(plan, raw.encoder, fit)
-    store_anatomy(raw.encoder)
+    store_record(plan, encoded.passes.raw.encoder, fit)
     return fit
+
+
+def store_record(plan: FitPlan, encoder: Any, fit: ExitFit) -> None:
+    """Write the record of a fit into the config of its encoder, and what follows from it."""
+    replace(Elasticity.of(encoder.config), fit=fit.record()).declare(encoder.config)
+    declare(plan, encoder, fit)
+    store_anatomy(encoder)
 
 
 def set_depths(plan: FitPlan, encoded: Encoded, solution: Solution) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -110,7 +110,9 @@ class FitPlan:
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: FitOptions) -> FitPlan:
         """The plan of a fit. ValueError for options that are not legal, or do not fit the model or each other."""
         encoder = model.base_model
-        settings = EmbeddingSettings.of(encoder) or EmbeddingSettings()
+        settings = EmbeddingSettings.of(encoder, late=True) or EmbeddingSettings()
+        if settings.is_late:
+            options = replace(options, static=False)
         longest = longest_text(encoder.config, tokenizer, settings.max_length)
         max_length = longest if options.max_length is None else options.max_length
         plan = cls(options, encoder.config, settings, max_length, longest)
@@ -132,6 +134,8 @@ class FitPlan:
                 f"depths={outside} must be within 0..{self.last - 1}: the model has {self.last} layers, which is the "
                 "full depth."
             )
+        if self.settings.token_widths is not None:
+            self._check_late(self.settings.token_widths[0])
         paths = self.paths | {depth: [*candidates_of(depth, self.last)[0]] for depth in self.chosen}
         Elasticity(paths, self.layers, [0] if options.static else []).validate(self.config)
         if options.static:
@@ -142,6 +146,24 @@ class FitPlan:
             raise ValueError(
                 f"basis={options.basis!r} rotates the last layer, which the projection of the model reads as it is: "
                 "use 'last_layer'."
+            )
+
+    def _check_late(self, reads: int) -> None:
+        """Raise a ValueError for what late interaction does not have; `reads` are the dims that the Dense reads."""
+        options, width = self.options, self.config.hidden_size
+        if reads != width:
+            raise ValueError(f"The Dense module of the model reads {reads} dims, and its encoder gives {width}.")
+        named = {name: getattr(options, name) is not None for name in ("pooling", "projection", "teacher")}
+        named["basis"] = options.basis != "last_layer"
+        if given := [name for name, is_given in named.items() if is_given]:
+            raise ValueError(f"{given[0]} is for embeddings of texts: an encoder for late interaction has none.")
+        if self.is_m3bert:
+            raise ValueError("The model is an m3BERT: only the encoders of transformers fit late interaction.")
+        if self.layers or not (self.chosen or self.paths):
+            legal = f"2..{self.last - 1}" if self.last > 2 else "none"
+            raise ValueError(
+                f"depths={self.layers}: an encoder for late interaction has paths alone, which skip layers; legal "
+                f"depths: {legal}."
             )
 
     @property

@@ -79,11 +79,15 @@ def divergence(queries: torch.Tensor, full: torch.Tensor, passages: torch.Tensor
     range of cosines they use. Arguments as in [`retrieval_kept`].
     """
     queries, full, passages = (normalize(vectors.float(), dim=1) for vectors in (queries, full, passages))
-    similarities = full @ passages.T
-    temperature = TEMPERATURE * similarities.std(dim=1).mean().clamp(min=1e-6)
-    log_p = (similarities / temperature).log_softmax(dim=1)
-    log_q = (queries @ passages.T / temperature).log_softmax(dim=1)
-    return float((log_p.exp() * (log_p - log_q)).sum(dim=1).mean()) if len(queries) else 0.0
+    return divergence_of(queries @ passages.T, full @ passages.T)
+
+
+def divergence_of(similarities: torch.Tensor, at_full_depth: torch.Tensor) -> float:
+    """As [`divergence`], of similarities `(queries, passages)`."""
+    temperature = TEMPERATURE * at_full_depth.std(dim=1).mean().clamp(min=1e-6)
+    log_p = (at_full_depth / temperature).log_softmax(dim=1)
+    log_q = (similarities / temperature).log_softmax(dim=1)
+    return float((log_p.exp() * (log_p - log_q)).sum(dim=1).mean()) if len(similarities) else 0.0
 
 
 def retrieval_kept(queries: torch.Tensor, full: torch.Tensor, passages: torch.Tensor) -> float:
@@ -97,10 +101,15 @@ def retrieval_kept(queries: torch.Tensor, full: torch.Tensor, passages: torch.Te
         passages (`torch.Tensor` of shape `(passages, width)`): Embeddings of the passages at full depth.
     """
     queries, full, passages = (normalize(vectors.float(), dim=1) for vectors in (queries, full, passages))
-    relevance = full @ passages.T
-    most = min(NEAREST, len(passages))
-    top = relevance.topk(min(RELEVANT, len(passages)), dim=1).values
-    gains = (relevance.gather(1, (queries @ passages.T).topk(most, dim=1).indices) - top[:, -1:]).clamp(min=0)
+    return kept_of(queries @ passages.T, full @ passages.T)
+
+
+def kept_of(similarities: torch.Tensor, relevance: torch.Tensor) -> float:
+    """As [`retrieval_kept`], of similarities `(queries, passages)` of a smaller size and at full depth."""
+    passages = relevance.shape[1]
+    most = min(NEAREST, passages)
+    top = relevance.topk(min(RELEVANT, passages), dim=1).values
+    gains = (relevance.gather(1, similarities.topk(most, dim=1).indices) - top[:, -1:]).clamp(min=0)
     discounts = 1 / torch.arange(2, most + 2, device=gains.device).log2()
     ideal = ((top[:, :most] - top[:, -1:]) * discounts).sum(dim=1)
     shares = ((gains * discounts).sum(dim=1) / ideal.clamp(min=1e-12))[ideal > 0]

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from ..encode.states import Pooling
-
 
 @dataclass(frozen=True)
 class LayerFit:
@@ -83,7 +81,7 @@ class ExitFit:
             the last layer, too.
         state_only (`dict[int, LayerFit]`): Layer -> the fit of the map that reads the hidden state without the static
             table, for layers that have both.
-        pooling (`str`): Pooling of the hidden states of tokens.
+        pooling (`str`): Pooling of the hidden states of tokens; `"none"` for late interaction.
         basis (`str`): `"last_layer"` or `"principal"`.
         target (`str`): What the exits predict: `"last layer"`, or the name of a teacher.
         dim (`int`): Dims of the target's space, at most the model's hidden size.
@@ -105,7 +103,7 @@ class ExitFit:
 
     layers: Mapping[int, LayerFit]
     state_only: Mapping[int, LayerFit]
-    pooling: Pooling
+    pooling: str
     basis: str
     target: str
     dim: int

@@ -89,7 +89,8 @@ def load_source(source: str, revision: str | None, trust_remote_code: bool) -> t
     """An encoder and its tokenizer. ValueError if exits cannot be fitted to it."""
     with naming(source):
         origin = Source.at(source, {"revision": revision, "trust_remote_code": trust_remote_code}).with_settings()
-        settings = EmbeddingSettings.of_source(origin)  # refuses a pooling or modules that exits cannot follow
+        # Refuses a pooling or modules that exits and paths cannot follow.
+        settings = EmbeddingSettings.of_source(origin, late=True)
         model = AutoModel.from_pretrained(source, **safetensors_only(source), **origin.options)
         model.loaded_from = origin
         return model, load_tokenizer(origin, settings)
@@ -117,7 +118,10 @@ def fit_model(
     if options.compute_dtype is None:
         options = replace(options, compute_dtype=compute.autocast_dtype)
     if options.layers is None and not options.paths and not options.depths:
-        options = replace(options, layers=[], depths=default_depths(model.config.num_hidden_layers))
+        settings = EmbeddingSettings.of(model.base_model, late=True) or EmbeddingSettings()
+        fewest = 2 if settings.is_late else 1  # a path has two layers
+        depths = [depth for depth in default_depths(model.config.num_hidden_layers) if depth >= fewest]
+        options = replace(options, layers=[], depths=depths)
     sources = texts.sources(tokenizer) if isinstance(texts, TextFiles) else texts
     if embed is not None:
         sources = {name: [*lines] for name, lines in by_name(sources).items()}

@@ -11,7 +11,9 @@ from ..encode.projection import Projection
 from .centred import Centring
 from .choice import choose
 from .encode import Encoded
-from .passes import REFIT_TEXTS
+from .kept import KeptParts
+from .late import MaxSim
+from .passes import REFIT_TEXTS, TextPasses
 from .paths import QuickRefits, fit_paths
 from .plan import FitPlan
 from .queries import Queries
@@ -63,20 +65,30 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
     maps = ExitMaps(encoded.sums, plan.options.basis, plan.config, plan.staying)
     last_exit = _last_exit(plan, maps)
     queries = encoded.queries if plan.staying is not None else encoded.queries.mapped(maps.to_space)
-    raw, parts, description = encoded.passes.raw, encoded.parts, plan.options.description
-    paths, choices, fitted = plan.paths, {}, {}
-    if plan.chosen or paths:
-        texts, label = encoded.passes.sampled(REFIT_TEXTS), description and "Refitting layers"
-        centring = Centring.of(raw, queries, _after_last(plan, encoded, maps, last_exit))
-        if plan.chosen:
-            choices = parts(
-                "choice",
-                lambda: choose(centring, plan.chosen, QuickRefits.fit(raw, texts, plan.chosen, label), label),
-            )
-            paths = dict(sorted((paths | {depth: choice.layers for depth, choice in choices.items()}).items()))
-        refits = parts("refits", lambda: fit_paths(raw, texts, paths.values(), label))
-        fitted = centring.centred(dict(zip(paths, refits, strict=True)))
+    choices: dict[int, Choice] = {}
+    fitted: dict[int, RefittedPath] = {}
+    if plan.chosen or plan.paths:
+        centring = Centring.of(encoded.passes.raw, queries, _after_last(plan, encoded, maps, last_exit))
+        choices, refits = refitted(plan, encoded.passes, encoded.parts, centring)
+        fitted = centring.centred(refits)
     return Solution(maps, last_exit, fitted, choices, queries)
+
+
+def refitted(
+    plan: FitPlan, passes: TextPasses, parts: KeptParts, measuring: Centring | MaxSim
+) -> tuple[dict[int, Choice], dict[int, RefittedPath]]:
+    """Depth -> what its layers were compared with, and depth -> its path, for all paths of a plan."""
+    raw, paths = passes.raw, plan.paths
+    choices: dict[int, Choice] = {}
+    texts, label = passes.sampled(REFIT_TEXTS), plan.options.description and "Refitting layers"
+    if plan.chosen:
+        choices = parts(
+            "choice",
+            lambda: choose(measuring, plan.chosen, QuickRefits.fit(raw, texts, plan.chosen, label), label),
+        )
+        paths = dict(sorted((paths | {depth: choice.layers for depth, choice in choices.items()}).items()))
+    refits = parts("refits", lambda: fit_paths(raw, texts, paths.values(), label))
+    return choices, dict(zip(paths, refits, strict=True))
 
 
 def _after_last(plan: FitPlan, encoded: Encoded, maps: ExitMaps, last_exit: torch.Tensor | None) -> AfterLast:

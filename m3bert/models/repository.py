@@ -15,8 +15,8 @@ from typing import Any
 MODEL_FILES = (
     "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "*_elastic.py",
     "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
-    "config_sentence_transformers.json", "1_Pooling", "[2-9]_Dense", "[2-9]_Normalize", "quantizer",
-    "training.json",
+    "config_sentence_transformers.json", "1_Pooling", "[1-9]_Dense", "[2-9]_Normalize", "[2-9]_MultiVectorMask",
+    "quantizer", "training.json",
 )  # fmt: skip
 # What is copied of a source, beside the folders of its sentence-transformers modules.
 SOURCE_FILES = (

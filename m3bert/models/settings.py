@@ -41,6 +41,7 @@ SWITCHES = {
 # Entries of the encoder's module that change no vectors. Of others, only empty ones can be kept.
 HARMLESS = {"do_lower_case", "max_seq_length", "transformer_task", "modality_config", "module_output_name"}
 HARMLESS |= {"unpad_inputs", "model_args", "model_kwargs"}  # of the model, which is loaded in its own way
+OF_TOKENS = {"query_length", "document_length", "query_expansion"}  # of late interaction, which are kept as they are
 Module = tuple[str, Mapping[str, Any], nn.Linear | None]  # kind, config, and the map of a Dense module
 
 
@@ -58,6 +59,8 @@ class EmbeddingSettings:
         max_length (`int`, *optional*): Longest text in tokens; longer texts are truncated. `None` if it is unknown.
         similarity (`str`, *optional*, defaults to `"cosine"`): How sentence-transformers compares them.
         do_lower_case (`bool`, *optional*, defaults to `False`): Whether the tokenizer lower-cases texts.
+        token_widths (`tuple[int, int]`, *optional*): Of an encoder for late interaction, which has no pooling: the
+            dims that its Dense modules read and give for each token.
 
     Raises:
         ValueError: if the pooling is unknown.
@@ -77,10 +80,16 @@ class EmbeddingSettings:
     max_length: int | None = None
     similarity: str = "cosine"
     do_lower_case: bool = False
+    token_widths: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
             raise ValueError(f"pooling={self.pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is for late interaction, with a vector per token."""
+        return self.token_widths is not None
 
     @property
     def used_prompts(self) -> dict[str, str]:
@@ -113,8 +122,9 @@ class EmbeddingSettings:
         return cls.of_source(Source.at(name_or_path, hub_options).with_settings())
 
     @classmethod
-    def of_source(cls, source: Source) -> EmbeddingSettings | None:
-        """As [`~EmbeddingSettings.find`], from the files that were read when a model was loaded."""
+    def of_source(cls, source: Source, *, late: bool = False) -> EmbeddingSettings | None:
+        """As [`~EmbeddingSettings.find`], from the files that were read when a model was loaded. With `late`, also
+        those of an encoder for late interaction (`MultiVectorEncoder` of sentence-transformers)."""
         name, files = source.name, source.settings
 
         def content(file: str, kind: type = dict) -> Any:
@@ -136,9 +146,16 @@ class EmbeddingSettings:
             if kind == "Dense":
                 linear = _read_linear(files[f"{folder}/model.safetensors"], f"{name}/{folder}/model.safetensors")
             modules.append((kind, config, linear))
+        token_widths = _token_widths(name, modules)
+        if token_widths is not None and not late:
+            raise ValueError(
+                f"{name} is for late interaction, with a vector per token: `m3bert fit` and `m3bert export --format "
+                "native` take it, and MultiVectorEncoder of sentence-transformers embeds with it."
+            )
+        harmless = HARMLESS if token_widths is None else HARMLESS | OF_TOKENS
         # Files without one of these are older than it.
         encoder: dict[str, Any] = next((values for file in ENCODER_FILES if (values := content(file)) is not None), {})
-        if others := [key for key, value in encoder.items() if value and key not in HARMLESS]:
+        if others := [key for key, value in encoder.items() if value and key not in harmless]:
             raise ValueError(f"{name} has {others[0]}={encoder[others[0]]!r} for its encoder, which is not supported.")
         similarity = content(SIMILARITY_FILE) or {}
         return cls._of_modules(
@@ -149,15 +166,16 @@ class EmbeddingSettings:
             max_length=encoder.get("max_seq_length"),
             similarity=similarity.get("similarity_fn_name") or "cosine",
             do_lower_case=bool(encoder.get("do_lower_case")),
+            token_widths=token_widths,
         )
 
     @classmethod
-    def of(cls, encoder: PreTrainedModel) -> EmbeddingSettings | None:
+    def of(cls, encoder: PreTrainedModel, *, late: bool = False) -> EmbeddingSettings | None:
         """The settings of an encoder in memory, without a head: those that it was converted with, or else those that
-        were beside it when it was loaded ([`source_of`]). `None` if there are none."""
+        were beside it when it was loaded ([`source_of`]), `late` as in [`of_source`]. `None` if there are none."""
         if (settings := getattr(encoder, "embedding_settings", None)) is not None:
             return settings
-        return cls.of_source(source_of(encoder))
+        return cls.of_source(source_of(encoder), late=late)
 
     @classmethod
     def of_sentence_transformer(cls, model: Any) -> EmbeddingSettings:
@@ -182,6 +200,9 @@ class EmbeddingSettings:
         cls, name: str, modules: list[Module], *, prompts: Mapping[str, str | None], **others: Any
     ) -> EmbeddingSettings:
         kinds = [kind for kind, _, _ in modules]
+        if others.get("token_widths") is not None:
+            named = {role: prompt or "" for role, prompt in prompts.items()}
+            return cls(prompts=named, normalize="Normalize" in kinds, **others)
         if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
             raise ValueError(
                 f"{name} has the modules {', '.join(kinds)}. Supported are Transformer and Pooling, then Dense and at "
@@ -289,6 +310,20 @@ def load_tokenizer(source: Source, settings: EmbeddingSettings | None, **options
         others = [] if normalizer is None else [normalizer]
         tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *others])
     return tokenizer
+
+
+def _token_widths(name: str, modules: list[Module]) -> tuple[int, int] | None:
+    """The dims that the Dense modules of an encoder for late interaction read and give; `None` for other encoders."""
+    kinds = " ".join(kind for kind, _, _ in modules)
+    if "Pooling" in kinds or not re.match("Transformer (Dense|MultiVectorMask)", kinds):
+        return None
+    if not re.fullmatch("Transformer( Dense)+( MultiVectorMask)?( Normalize)?", kinds):
+        raise ValueError(
+            f"{name} has the modules {kinds.replace(' ', ', ')}. Supported for late interaction are Transformer and "
+            "Dense, then at most one MultiVectorMask and one Normalize."
+        )
+    linears = [linear for _, _, linear in modules if linear is not None]
+    return linears[0].in_features, linears[-1].out_features
 
 
 def _in_a_row(linears: list[nn.Linear]) -> nn.Linear | None:
