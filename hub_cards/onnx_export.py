@@ -94,8 +94,7 @@ def export_onnx(
         granularity ([`Granularity`]): Any granularity of the model, whether or not it is in the encoder's grid.
         file (`Path`): File to write; missing folders are created.
         normalize (`bool`, *optional*): Whether the graph L2-normalises the embeddings. Default: as the encoder does.
-        project_tokens (`bool`, *optional*, defaults to `False`): Whether the hidden states are those after a
-            projection, so that their mean is the embedding.
+        project_tokens (`bool`, *optional*): Whether to project the hidden states, so that their mean is the embedding.
 
     Returns:
         `Path`: the file.
@@ -110,8 +109,8 @@ def export_onnx(
     """
     require_onnx()
     exported = _as_exported(encoder, granularity)
-    normalize = encoder.normalize if normalize is None else normalize
-    embedder = TextEmbedder(exported, granularity, normalize, project_tokens).eval()
+    normalized = encoder.normalize if normalize is None else normalize
+    embedder = TextEmbedder(exported, granularity, normalized, project_tokens).eval()
     metadata = {
         "granularity": str(granularity),
         "pooling": encoder.pooling,
