@@ -300,7 +300,7 @@ def join() -> str:
     each = [
         [name, f"{pairs:,}", *(kept(pairs, method, name) for method in methods)]
         for name in directions
-        for pairs in sizes[1:]
+        for pairs in sizes
     ]
     if len(directions) > 1:
         rows = [["all", *row] for row in rows] + each
