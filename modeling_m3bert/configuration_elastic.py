@@ -96,8 +96,10 @@ class Elasticity:
 
     def owns(self, name: str) -> bool:
         """Whether these depths read a tensor of this name in the file of exits, refitted matrices and table."""
-        kind, depth, *_ = f"{name}.".split(".")
-        return bool(self.table) if kind == "table" else int(depth) in {*self.exits, *self.depths}
+        kind, _, rest = name.partition(".")
+        if kind == "table":
+            return bool(self.table)
+        return kind in ("exits", "paths") and rest.partition(".")[0] in map(str, {*self.exits, *self.depths})
 
     def shared_prefix(self, depth: int) -> int:
         """Number of layers at the start of a depth that run as in the whole model, with the same output."""
@@ -119,24 +121,6 @@ class Elasticity:
                 f"exits={list(self.exits)} must be within 0..{last}, and table={list(self.table)} among them; depth 0 "
                 "is the table."
             )
-
-
-@dataclass(frozen=True)
-class Size:
-    """A size that a model is loaded at: the layers that are built and read, counted from 1; the depths that the model
-    then has, of a smaller one its depth alone; and whether all layers run."""
-
-    layers: Sequence[int]
-    elastic: Elasticity
-    is_whole: bool
-
-    @classmethod
-    def of(cls, config: PretrainedConfig) -> Size:
-        """The size that a config names. Raises a ValueError if it is not legal."""
-        (depth, _), spec = resolve_size(config), Elasticity.of(config)
-        spec.validate(config)
-        is_whole = depth == config.num_hidden_layers > 0
-        return cls(spec.layers_of(depth), spec if is_whole else spec.of_depths([depth]), is_whole)
 
 
 def legal_layers(config: PretrainedConfig) -> list[int]:

@@ -35,14 +35,22 @@ from .configuration_elastic import SIZE, Elasticity, resolve_size
 
 CODE_FILES = ("configuration_elastic.py", "files_elastic.py", "modeling_elastic.py")
 EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
 MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
 # All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
-HEADS = (
-    *("CausalLM", "MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining", "QuestionAnswering"),
-    *("SequenceClassification", "TokenClassification"),
-)
+# Their names in the lists of the library.
+HEADS = {
+    "CausalLM": "CAUSAL_LM",
+    "MaskedLM": "MASKED_LM",
+    "MultipleChoice": "MULTIPLE_CHOICE",
+    "NextSentencePrediction": "NEXT_SENTENCE_PREDICTION",
+    "PreTraining": "PRETRAINING",
+    "QuestionAnswering": "QUESTION_ANSWERING",
+    "SequenceClassification": "SEQUENCE_CLASSIFICATION",
+    "TokenClassification": "TOKEN_CLASSIFICATION",
+}
 AUTO_CLASSES = {
     "AutoConfig": "ElasticConfig",
     "AutoModel": "ElasticModel",
@@ -191,15 +199,20 @@ def parts_file(variant: str | None) -> str:
     return f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
 
 
-def weight_files(source: Source, variant: str | None = None) -> list[str | Path]:
+def shards_of(index: str | Path | None) -> list[str]:
+    """The files that the index of sharded weights names; none if there is no index."""
+    if index is None or not Path(index).is_file():
+        return []
+    return sorted(set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()))
+
+
+def weight_files(source: Source, variant: str | None = None) -> list[str]:
     """The files that the library reads the weights of a folder or repository from: one, or those that its index
     names. Those of other variants are none of them."""
-    whole = source.file(of_variant("model.safetensors", variant))
-    if whole is not None:
+    if whole := source.file(of_variant(WEIGHTS, variant)):
         return [whole]
-    index = source.file(of_variant("model.safetensors.index.json", variant))
-    shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
-    files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in sorted(shards))
+    shards = shards_of(source.file(of_variant(INDEX, variant)))
+    files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in shards)
     return [file for file in files if file is not None]
 
 

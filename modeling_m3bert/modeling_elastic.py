@@ -24,12 +24,12 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.auto import modeling_auto
 
 from .configuration_elastic import (
     PER_LAYER,
     SIZE,
     Elasticity,
-    Size,
     cut_config,
     for_new_weights,
     loads_natively,
@@ -38,6 +38,8 @@ from .configuration_elastic import (
 )
 from .files_elastic import (
     HEADS,
+    INDEX,
+    WEIGHTS,
     Source,
     describe,
     of_variant,
@@ -45,6 +47,7 @@ from .files_elastic import (
     plain_if_lost,
     read_parts,
     require_one_size,
+    shards_of,
     source_of,
     times_of,
     trained_size,
@@ -68,21 +71,19 @@ AffineMap = tuple[torch.Tensor, torch.Tensor]  # weight and bias
 class Exit(nn.Module):
     """
     The exit of a depth: an affine map from its hidden state to the embedding space of the whole model. `d` dims use
-    the first `d` rows. With `joint`, the exit is an affine map of `[x, static]`, of the hidden state and the static
-    vector of its text; `weight` and `bias` are then the map of the hidden state alone, which native models have
-    instead. It is no `nn.Linear`: peft would adapt, and merge, the map that is not read.
+    the first `d` rows. A *joint* map reads `[x, static]`, the hidden state and the static vector of its text; `weight`
+    and `bias` are then the map of the hidden state alone, which native models have instead. An exit is no `nn.Linear`:
+    peft would adapt, and merge, the map that is not read.
 
     Args:
-        weight (`torch.Tensor` of shape `(hidden_size, hidden_size)`): Weight.
-        bias (`torch.Tensor` of shape `(hidden_size,)`): Bias.
-        joint (`tuple[torch.Tensor, torch.Tensor]`, *optional*): Weight `(hidden_size, 2 * hidden_size)` and bias.
+        tensors (`dict`): `weight` `(hidden_size, hidden_size)` and `bias` `(hidden_size,)`, and of a joint map
+            `joint.weight` `(hidden_size, 2 * hidden_size)` and `joint.bias` `(hidden_size,)`.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, joint: AffineMap | None = None):
+    def __init__(self, tensors: Mapping[str, torch.Tensor]):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias.contiguous())
-        named = () if joint is None else zip(("weight", "bias"), joint, strict=True)
-        self.joint = nn.ParameterDict({name: tensor.contiguous() for name, tensor in named})
+        self.weight, self.bias = nn.Parameter(tensors["weight"]), nn.Parameter(tensors["bias"])
+        self.joint = nn.ParameterDict(grouped(tensors).get("joint", {}))
 
     def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
         """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`. Without it, the map
@@ -98,7 +99,7 @@ class Exit(nn.Module):
 
 class ElasticParts(nn.Module):
     """
-    The parts of an elastic model that the native one lacks.
+    The parts of an elastic model that the native one lacks, from tensors by their names in the file.
 
     Attributes:
         exits (`nn.ModuleDict`): Depth -> [`Exit`].
@@ -107,29 +108,13 @@ class ElasticParts(nn.Module):
         table (`nn.Embedding`, *optional*): The static table, with one row per token of the vocabulary.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor] = {}) -> None:
         super().__init__()
-        self.exits, self.paths = nn.ModuleDict(), nn.ModuleDict()
-        self.table: nn.Embedding | None = None
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> ElasticParts:
-        """The parts with these tensors, by their names in the file."""
-        parts = cls()
-        depths: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name == "table":
-                parts.table = nn.Embedding.from_pretrained(tensor, freeze=False)
-            else:
-                kind, depth, name = name.split(".", 2)
-                depths.setdefault((kind, depth), {})[name] = tensor
-        for (kind, depth), named in depths.items():
-            if kind == "paths":
-                parts.paths[depth] = _tree(named)
-            else:
-                joint = (named["joint.weight"], named["joint.bias"]) if "joint.weight" in named else None
-                parts.exits[depth] = Exit(named["weight"], named["bias"], joint)
-        return parts
+        exits, paths = (grouped(grouped(tensors).get(kind, {})) for kind in ("exits", "paths"))
+        self.exits = nn.ModuleDict({depth: Exit(named) for depth, named in exits.items()})
+        self.paths = nn.ModuleDict({depth: module_of(named) for depth, named in paths.items()})
+        table = tensors.get("table")
+        self.table = None if table is None else nn.Embedding.from_pretrained(table, freeze=False)
 
     # torch.compile cannot make a name out of a depth that varies between calls.
 
@@ -143,18 +128,24 @@ class ElasticParts(nn.Module):
         return next((dict(path.named_parameters()) for name, path in self.paths.items() if int(name) == depth), {})
 
 
-def _tree(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A module whose parameters have these names, dots included."""
-    root = nn.Module()
+def grouped(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors by the first parts of their names, and by what is behind it."""
+    groups: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        *path, leaf = name.split(".")
-        node = root
-        for part in path:
-            if part not in node._modules:
-                node.add_module(part, nn.Module())
-            node = node.get_submodule(part)
-        node.register_parameter(leaf, nn.Parameter(tensor.contiguous()))
-    return root
+        first, _, rest = name.partition(".")
+        groups.setdefault(first, {})[rest] = tensor
+    return groups
+
+
+def module_of(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A module whose parameters have these names, dots included."""
+    module = nn.Module()
+    for name, group in grouped(tensors).items():
+        if "" in group:
+            module.register_parameter(name, nn.Parameter(group[""]))
+        else:
+            module.add_module(name, module_of(group))
+    return module
 
 
 def static_vectors(
@@ -260,9 +251,8 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
 
 @dataclass(frozen=True)
 class Loading:
-    """What a model is loaded from: the size, the source, the variant of the weights, and whether to download again."""
+    """What a model is loaded from: the source, the variant of the weights, and whether to download again."""
 
-    size: Size
     source: Source
     variant: str | None
     again: bool
@@ -285,7 +275,7 @@ class ElasticMixin(_Model):
         encoder.elastic = ElasticParts()
         if loading is not None:
             encoder.loading = loading
-            encoder._leave_out(loading.size)
+            self._leave_out()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)
@@ -326,9 +316,9 @@ class ElasticMixin(_Model):
         if before_exit:
             return self.native_forward(*args, return_dict=return_dict is not False, **kwargs)
         depth, dim = resolve_size(self.config, output_layer, output_dim)
-        static, given = static_states, dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
-        ids = given.get("input_ids")
-        if depth in Elasticity.of(self.config).table and static is None:
+        given = dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
+        ids, spec, static = given.get("input_ids"), Elasticity.of(self.config), static_states
+        if depth in spec.table and static is None:
             if ids is None:
                 raise ValueError(
                     f"Depth {depth} reads the static table by token ids: pass input_ids, or static_states beside "
@@ -338,13 +328,15 @@ class ElasticMixin(_Model):
             static = self.static_states(ids, given.get("attention_mask"), given.get("cu_seq_lens_q"), width)
         if depth == 0:
             like = given["inputs_embeds"][..., :1] if ids is None else ids.unsqueeze(-1)
-            output: Any = BaseModelOutput(last_hidden_state=self.exit_state(0, like, dim, static))
+            output: Any = BaseModelOutput(last_hidden_state=like)
+        elif depth == self.config.num_hidden_layers:
+            output = self.native_forward(*args, return_dict=True, **kwargs)
         else:
-            model = self if depth == self.config.num_hidden_layers else self.at(depth)
-            if model is not self and "use_cache" in inspect.signature(self.forward).parameters:
+            if "use_cache" in inspect.signature(self.forward).parameters:
                 kwargs["use_cache"] = False  # the layers have other numbers in a cache
+            model = view(self, spec.layers_of(depth), self.layers_at(depth))
             output = model.native_forward(*args, return_dict=True, **kwargs)
-            output.last_hidden_state = self.exit_state(depth, output.last_hidden_state, dim, static)
+        output.last_hidden_state = self.exit_state(depth, output.last_hidden_state, dim, static)
         as_dict = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
 
@@ -400,11 +392,6 @@ class ElasticMixin(_Model):
             layers.append(replaced(layer, tensors) if tensors else layer)
         return layers
 
-    def at(self, depth: int) -> Any:
-        """A [`view`] of the native model at a depth, without its exit."""
-        layers = Elasticity.of(self.config).layers_of(depth)
-        return view(self, layers, self.layers_at(depth)) if layers else view(self, [])
-
     # Depths
 
     def set_depths(
@@ -451,8 +438,8 @@ class ElasticMixin(_Model):
         for depth, (_, matrices) in paths.items():
             tensors |= {f"paths.{depth}.{name}": matrix for name, matrix in matrices.items()}
         self._check_parts(tensors, spec, "The new depths")
-        tensors = {name: value.detach().to(like, copy=True) for name, value in tensors.items()}
-        self.elastic = ElasticParts.of(tensors)
+        tensors = {name: value.detach().to(like, copy=True).contiguous() for name, value in tensors.items()}
+        self.elastic = ElasticParts(tensors)
         config.elastic = {**(getattr(config, "elastic", None) or {}), "fit": None}
         spec.declare(config)
 
@@ -560,7 +547,9 @@ class ElasticMixin(_Model):
                 value = trained.get(option)
             if value is not None:
                 setattr(config, option, value)
-        loading = Loading(Size.of(config), source, kwargs.get("variant"), kwargs.get("force_download", False))
+        resolve_size(config)
+        Elasticity.of(config).validate(config)
+        loading = Loading(source, kwargs.get("variant"), kwargs.get("force_download", False))
         try:
             model, info = super().from_pretrained(
                 name, *args, config=config, loading=loading, output_loading_info=True, **kwargs
@@ -586,64 +575,66 @@ class ElasticMixin(_Model):
             return
         if any(parameter.is_meta for parameter in self.parameters()):
             self.tie_weights()  # transformers 5.3 leaves this out in remote code
-        if not loading.size.is_whole:
-            encoder._number_layers(loading.size)
-        encoder._read_parts(loading, main_device(self))
+        (depth, _), spec = resolve_size(encoder.config), Elasticity.of(encoder.config)
+        if not encoder._is_whole:
+            encoder._number_layers(spec.layers_of(depth))
+            spec = spec.of_depths([depth])
+        if spec.depths or spec.exits:
+            encoder._read_parts(loading, spec, main_device(self))
         encoder.loaded_from = loading.source.with_settings()
         self.eval()
 
-    def _leave_out(self, size: Size) -> None:
-        """Put empty modules in place of what does not run, before weights are read: layers have the numbers of the
-        source until then."""
-        name, layers = layer_list(self, self.config.num_hidden_layers)
-        gone = [number for number in range(len(layers)) if number + 1 not in size.layers]
-        for number in gone:
-            layers[number] = nn.Module()
-        patterns = [rf"(^|\.){re.escape(name)}\.({'|'.join(map(str, gone))})\."] if gone else []
-        if not size.layers:
-            for child in [key for key in self._modules if key != "elastic"]:
-                setattr(self, child, nn.ModuleList() if child == name else nn.Module())
-            patterns = [".*"]
-        ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
-        kind = list if ignored is None else type(ignored)
-        self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), *patterns])
+    @property
+    def _is_whole(self) -> bool:
+        return resolve_size(self.config)[0] == self.config.num_hidden_layers > 0
 
-    def _number_layers(self, size: Size) -> None:
-        """Number the layers in the order in which they run."""
-        config, whole = self.config, self.config.num_hidden_layers
-        if size.layers:
-            name, layers = layer_list(self, whole)
+    def _leave_out(self) -> None:
+        """Remove what does not run, before weights are read. The layers that run keep their numbers in the source
+        until then: some encoders read these when they are built."""
+        encoder: Any = self.base_model
+        if encoder._is_whole:
+            return
+        depth, last = resolve_size(encoder.config)[0], encoder.config.num_hidden_layers
+        if depth == 0:
+            for name in [name for name, _ in encoder.named_children() if name != "elastic"]:
+                setattr(encoder, name, nn.Module())
+        else:
+            running, (_, layers) = Elasticity.of(encoder.config).layers_of(depth), layer_list(encoder, last)
+            for number in {*range(1, last + 1)}.difference(running):
+                delattr(layers, str(number - 1))
+        model: Any = self
+        is_set = isinstance(model._keys_to_ignore_on_load_unexpected, set)
+        model._keys_to_ignore_on_load_unexpected = {".*"} if is_set else [".*"]
+
+    def _number_layers(self, layers: Sequence[int]) -> None:
+        """Number the layers that run as a native model of them does. Its config remembers the source's."""
+        config = self.config
+        if layers:
+            name, running = layer_list(self, len(layers))
             path, _, leaf = name.rpartition(".")
-            running = nn.ModuleList(layers[number - 1] for number in size.layers)
-            setattr(self.get_submodule(path), leaf, running)
+            setattr(self.get_submodule(path), leaf, nn.ModuleList(running))
             for place, layer in enumerate(running):
                 for module in layer.modules():
-                    if "layer_idx" in module.__dict__:  # of its keys and values in a cache
-                        module.__dict__["layer_idx"] = place
+                    if "layer_idx" in vars(module):  # of its keys and values in a cache
+                        vars(module)["layer_idx"] = place
         names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
         source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
-        cut_config(config, len(size.layers))
+        cut_config(config, len(layers))
         if self.made_of and config.elastic:
             config.elastic["source"] = source
-        for module in self.modules():
-            other = module.__dict__.get("config")
-            if other is not None and other is not config and getattr(other, "num_hidden_layers", None) == whole:
-                module.config = config
 
-    def _read_parts(self, loading: Loading, main: torch.device | None) -> None:
-        """Read the parts of a size. Exits are put where the last layer runs, and the table where token ids are; layers
-        that are offloaded run on `main`."""
-        size, source, variant = loading.size, loading.source, loading.variant
-        if not size.elastic.depths and not size.elastic.exits:
-            return
-        tensors = read_parts(source, size.elastic, variant, force_download=loading.again)
-        self._check_parts(tensors, Elasticity.of(self.config), f"{source.name}/{parts_file(variant)}")
-        like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
-        main, depth = main or like.device, self.config.num_hidden_layers
+    def _read_parts(self, loading: Loading, spec: Elasticity, main: torch.device | None) -> None:
+        """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are;
+        layers that are offloaded run on `main`."""
+        source, config = loading.source, self.config
+        tensors = read_parts(source, spec, loading.variant, force_download=loading.again)
+        self._check_parts(tensors, Elasticity.of(config), f"{source.name}/{parts_file(loading.variant)}")
+        like = next(self.parameters(), torch.empty(0, dtype=getattr(config, "dtype", None)))
+        main, depth = main or like.device, config.num_hidden_layers
         last = next((value.device for value in layer_list(self, depth)[1][-1].parameters()), main) if depth else main
         places = {True: main, False: main if last.type == "meta" else last}
-        parts = ElasticParts.of({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
-        if not size.is_whole:
+        parts = ElasticParts({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
+        if "source_layers" in config.elastic:  # the layers of one depth, with its matrices
             for key, matrix in parts.refitted(depth).items():
                 replace_weight(self, key, matrix.detach())
             parts.paths = nn.ModuleDict()
@@ -711,17 +702,20 @@ class ElasticMixin(_Model):
             name = layer_list(encoder, depth)[0]
             numbers = elastic.get("source_layers", range(1, depth + 1))
             if "hf_device_map" in self.__dict__:
-                native = with_values(self, native)
+                from accelerate.utils.modeling import get_state_dict_offloaded_model
+
+                values = get_state_dict_offloaded_model(self)
+                native = {key: values[key] if value.is_meta else value for key, value in native.items()}
             native = {_in_source(key, name, numbers): value for key, value in native.items()}
         super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
         if not is_main_process:
             return
         variant = kwargs.get("variant")
-        forms = [folder / of_variant(file, variant) for file in ("model.safetensors", "model.safetensors.index.json")]
-        if all(file.is_file() for file in forms):  # one of them is of an earlier save, and the library keeps it
-            min(forms, key=lambda file: file.stat().st_mtime_ns).unlink()
+        single, index = (folder / of_variant(file, variant) for file in (WEIGHTS, INDEX))
         if depth == 0:  # the library writes no file then, and reads none without one
-            save_file({}, forms[0], metadata={"format": "pt"})
+            save_file({}, single, metadata={"format": "pt"})
+        elif (shards := shards_of(index)) and all((folder / shard).is_file() for shard in shards):
+            single.unlink(missing_ok=True)  # of an earlier save, from which the library removes shards alone
         write_parts(folder, parts, exact=exact, variant=variant)
         if elastic and not has_own_code:
             describe(folder, native=is_native)
@@ -759,12 +753,6 @@ def _in_source(key: str, name: str, numbers: Sequence[int]) -> str:
     return f"{match[1]}{numbers[int(match[2])] - 1}{match[3]}"
 
 
-def dtype_of(config: PretrainedConfig) -> torch.dtype:
-    """Type of the weights that a config names, else float32."""
-    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
-    return getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-
-
 # Models on several devices
 
 
@@ -776,30 +764,16 @@ def main_device(model: PreTrainedModel) -> torch.device | None:
     return torch.device(places[0] if places else "cpu")
 
 
-def offloaded(module: nn.Module) -> Any:
-    """What accelerate reads the offloaded weights of a module from: a mapping with their names."""
-    hook: Any = module._hf_hook
-    return next(part.weights_map for part in getattr(hook, "hooks", [hook]) if hasattr(part, "weights_map"))
-
-
 def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Put other values into a weight, or into where accelerate reads an offloaded one from."""
     path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
+    module: Any = model.get_submodule(path)
     if not module.get_parameter(leaf).is_meta:
         module.get_parameter(leaf).data.copy_(tensor)
-    elif "_hf_hook" in module.__dict__:  # else the whole model has no values
-        stored = offloaded(module)
+    elif "_hf_hook" in vars(module):  # else the whole model has no values
+        hook = module._hf_hook
+        stored = next(part.weights_map for part in getattr(hook, "hooks", [hook]) if hasattr(part, "weights_map"))
         stored.dataset.state_dict[stored.prefix + leaf] = tensor.cpu()
-
-
-def with_values(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a model, with the values of those that are offloaded."""
-    places = {name: name.rpartition(".") for name in tensors}
-    return {
-        name: offloaded(model.get_submodule(places[name][0]))[places[name][2]] if tensor.is_meta else tensor
-        for name, tensor in tensors.items()
-    }
 
 
 # Classes. The native class keeps its name and module, because the library treats classes of other modules as custom
@@ -851,12 +825,16 @@ def make_elastic(model: Any) -> Any:
     return model
 
 
-class ElasticConfig:
-    """Loads the config of an elastic repository: the native one, with the key `elastic`."""
+class _Named:
+    """A class that the files of a repository name."""
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """The files name the classes themselves."""
+    def register_for_auto_class(cls, auto_class: object = None) -> None:
+        """Nothing: the library would name only one of these classes."""
+
+
+class ElasticConfig(_Named):
+    """Loads the config of an elastic repository: the native one, with the key `elastic`."""
 
     @classmethod
     def from_pretrained(
@@ -881,14 +859,10 @@ class ElasticConfig:
         return (config, unused) if return_unused_kwargs else config
 
 
-class ElasticModel:
+class ElasticModel(_Named):
     """Loads an elastic repository at a size: an instance of the native class of its config."""
 
-    auto_class = "AutoModel"
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: object = "AutoModel") -> None:
-        """The files name the classes themselves."""
+    auto_class, names = "AutoModel", "MODEL_MAPPING_NAMES"
 
     @classmethod
     def native_class(cls, config: PretrainedConfig, source: Source | None = None) -> Any:
@@ -901,36 +875,35 @@ class ElasticModel:
         code = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
         if code is not None:
             return (source or Source.at(config.name_or_path, {})).dynamic_class(code)
-        mapping = getattr(transformers, cls.auto_class)._model_mapping
-        mapping._extra_content.pop(type(config), None)  # some versions register this class for all such configs
-        if type(config) not in mapping:
+        name = getattr(modeling_auto, cls.names).get(config.model_type)
+        if name is None:
             raise ValueError(f"{type(config).__name__} has no class for {cls.auto_class}.")
-        native = mapping[type(config)]
-        return native[0] if isinstance(native, tuple | list) else native
+        native = getattr(transformers, name if isinstance(name, str) else name[0])
+        # transformers 5.18 has registered this class for all such configs.
+        getattr(transformers, cls.auto_class).register(type(config), native, exist_ok=True)
+        return native
 
     @classmethod
     def from_pretrained(cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         """As [`~ElasticMixin.from_pretrained`]. Heads read the hidden state of the depth, without an exit."""
-        source = Source.at(name_or_path, kwargs)
+        source, head = Source.at(name_or_path, kwargs), cls.auto_class != "AutoModel"
         if config is None:
             config, kwargs = source.config(ElasticConfig, kwargs)
-        else:
-            config = plain_if_lost(config, source, kwargs.get("variant"))
-        native, head = cls.native_class(config, source), cls.auto_class != "AutoModel"
+        native = cls.native_class(config, source)
         if getattr(config, "elastic", None) is None:
             require_one_size(config, source, kwargs)
             kwargs = {key: value for key, value in kwargs.items() if key not in (*SIZE, "code_revision")}
             return native.from_pretrained(name_or_path, *args, config=config, **{**kwargs, **source.hub})
-        depth, dim = resolve_size(config, kwargs.get("output_layer"), kwargs.get("output_dim"))
+        depth, dim = resolve_size(config, *map(kwargs.get, SIZE))
         if head and dim < config.hidden_size:
             raise ValueError(f"output_dim={dim}: the head of {native.__name__} reads all dims.")
         if head and depth == 0:
             raise ValueError("output_layer=0 is a static table, which no head reads: use one above 0.")
         kwargs |= source.options
         loaded = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
         if head:  # it was trained on hidden states
-            model.base_model.drop_depths([model.config.num_hidden_layers])
+            encoder = (loaded[0] if isinstance(loaded, tuple) else loaded).base_model
+            encoder.drop_depths([encoder.config.num_hidden_layers])
         return loaded
 
     @classmethod
@@ -938,11 +911,16 @@ class ElasticModel:
         return cls.native_class(config)._from_config(for_new_weights(config), **kwargs)
 
 
-for _head in HEADS:
+for _head, _name in HEADS.items():
     globals()[f"ElasticFor{_head}"] = type(
         f"ElasticFor{_head}",
         (ElasticModel,),
-        {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
+        {
+            "__module__": __name__,
+            "__doc__": "[`ElasticModel`] with this head.",
+            "auto_class": f"AutoModelFor{_head}",
+            "names": f"MODEL_FOR_{_name}_MAPPING_NAMES",
+        },
     )
 
 # Remote code is loaded by its path. dill looks for it by name, in its package, else it would pickle all of it.
