@@ -30,15 +30,15 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from .states import Pooling, nested_states, readable, unwrap_encoder
+from .states import Pooling, StateKey, nested_states, readable, unwrap_encoder
 
 
 Rows = dict[str, torch.Tensor]
 
 
 def cached_vectors(
-    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
-) -> dict[int, torch.Tensor]:
+    model: nn.Module, batches: Sequence[Rows], layers: Iterable[StateKey], pooling: Pooling
+) -> dict[StateKey, torch.Tensor]:
     """
     Pooled hidden states of mini-batches at several layers. Values and gradients equal encoding all texts at once, with
     the memory for the activations of one mini-batch, and one more forward pass.
@@ -49,11 +49,11 @@ def cached_vectors(
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder. Its trainable parameters must be leaf
             tensors; sharded parameters (FSDP) are not.
         batches (`Sequence[dict[str, torch.Tensor]]`): Mini-batches: outputs of the tokenizer, one text per row.
-        layers (`Iterable[int]`): Layers to read, as in [`nested_states`].
+        layers (`Iterable[StateKey]`): Layers to read, as in [`nested_states`].
         pooling (`str`): `"mean"`, `"cls"` or `"lasttoken"`.
 
     Returns:
-        `dict[int, torch.Tensor]`: layer -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
+        `dict[StateKey, torch.Tensor]`: layer -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
 
     Raises:
         ValueError: as [`nested_states`], or if the encoder uses re-entrant activation checkpointing.
@@ -79,7 +79,7 @@ def cached_vectors(
 class _PooledEncoder(nn.Module):
     """Pooled hidden states of a mini-batch, one tensor per layer, and their backward pass."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[int], pooling: Pooling) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[StateKey], pooling: Pooling) -> None:
         super().__init__()
         self.model, self.layers, self.pooling = model, layers, pooling
 
