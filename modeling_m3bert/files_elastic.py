@@ -38,6 +38,7 @@ EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
+CODE_OPTIONS = ("code_revision", "trust_remote_code")
 MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
 # All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
 # Their names in the lists of the library.
@@ -70,19 +71,9 @@ SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
 @dataclass(frozen=True)
 class Source:
     """
-    How a model was loaded. All files and all code of it are found through this, so they are of one commit. The token
-    is neither printed nor pickled.
-
-    Args:
-        name (`str`): Hub id, or absolute path of a folder.
-        revision (`str`, *optional*): The commit on the Hub.
-        code_revision (`str`, *optional*): Revision of the model's own code. Default: `revision`.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether this code may run.
-        cache_dir (`str`, *optional*): As in [`~transformers.PreTrainedModel.from_pretrained`].
-        token (`str` or `bool`, *optional*): As there.
-        local_files_only (`bool`, *optional*, defaults to `False`): As there.
-        subfolder (`str`, *optional*, defaults to `""`): As there.
-        settings (`dict[str, bytes]`): The files of sentence-transformers when the model was loaded, by name.
+    How a model was loaded: a Hub id, or the absolute path of a folder, and options of `from_pretrained`. All files and
+    all code of it are found through this, so they are of one commit, `revision`. `settings` are the files of
+    sentence-transformers, by name, when it was loaded. The token is neither printed nor pickled.
     """
 
     name: str
@@ -97,10 +88,8 @@ class Source:
 
     @classmethod
     def at(cls, name: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Source:
-        """The source of a name and the options of `from_pretrained`, at the commit that their revision is now. Raises
-        an OSError if it cannot be reached."""
-        given = (*HUB_OPTIONS, "code_revision", "trust_remote_code")
-        options = {key: options[key] for key in given if options.get(key) is not None}
+        """The source of a name, at the commit of its revision. Raises an OSError if it cannot be reached."""
+        options = {key: options[key] for key in HUB_OPTIONS + CODE_OPTIONS if options.get(key) is not None}
         if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
             options["trust_remote_code"] = True
             *repository, commit, _ = __name__.removeprefix(DYNAMIC_MODULES).split(".")
@@ -122,8 +111,8 @@ class Source:
     @property
     def options(self) -> dict[str, Any]:
         """The options of an auto class that find the same files and code."""
-        code = {"code_revision": self.code_revision, "trust_remote_code": self.trust_remote_code}
-        return {**self.hub, **{key: value for key, value in code.items() if value}}
+        code = {key: value for key in CODE_OPTIONS if (value := getattr(self, key))}
+        return {**self.hub, **code}
 
     def file(self, name: str, **flags: Any) -> str | None:
         """Path of a file, `None` if there is none. Takes the flags of `cached_file`."""
@@ -150,16 +139,15 @@ class Source:
             files = ((name, self.file(name)) for name in names)
             return {name: Path(file).read_bytes() for name, file in files if file is not None}
 
-        files = read(SETTINGS_FILES[0])
-        if not files:
+        if not (files := read(SETTINGS_FILES[0])):
             return self
         files |= read(SETTINGS_FILES[1]) | next(filter(None, map(read, SETTINGS_FILES[2:])), {})
         try:
-            modules = json.loads(files[SETTINGS_FILES[0]])
+            paths = [str(module.get("path")) for module in json.loads(files[SETTINGS_FILES[0]])]
         except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
-            modules = []
-        folders = [path.rstrip("/") for module in modules if re.fullmatch(FOLDER, path := str(module.get("path")))]
-        names = [f"{folder}/{name}" for folder in folders for name in ("config.json", "model.safetensors")]
+            paths = []
+        folders = [path.rstrip("/") for path in paths if re.fullmatch(FOLDER, path)]
+        names = [f"{folder}/{name}" for folder in folders for name in ("config.json", WEIGHTS)]
         return replace(self, settings={**files, **read(*names)})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,7 +183,6 @@ def of_variant(file: str, variant: str | None) -> str:
 
 
 def parts_file(variant: str | None) -> str:
-    """The name of the file of the parts, which each variant has for itself."""
     return f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
 
 
@@ -267,11 +254,11 @@ def write_parts(
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    named = {name.replace("table.weight", "table"): tensor.detach().cpu() for name, tensor in tensors.items()}
-    if "table" in named and not exact:
-        named["table"] = named["table"].half()
-    named = {name: tensor.contiguous() for name, tensor in named.items()}
-    save_file(named, file, {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))})
+    parts = {name.replace("table.weight", "table"): value.detach().cpu() for name, value in tensors.items()}
+    if "table" in parts and not exact:
+        parts["table"] = parts["table"].half()
+    metadata = {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))}
+    save_file({name: value.contiguous() for name, value in parts.items()}, file, metadata)
 
 
 def plain_if_lost(config: PretrainedConfig, source: Source, variant: str | None) -> PretrainedConfig:
@@ -286,7 +273,7 @@ def plain_if_lost(config: PretrainedConfig, source: Source, variant: str | None)
     config = copy.deepcopy(config)
     config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
     for option in SIZE:
-        config.__dict__.pop(option, None)
+        vars(config).pop(option, None)
     return config
 
 

@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto import modeling_auto
 
@@ -63,6 +63,7 @@ else:
     _Model = object
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
 AffineMap = tuple[torch.Tensor, torch.Tensor]  # weight and bias
+Part = TypeVar("Part", bound=torch.Tensor | nn.Module)
 
 
 # The parts that a native model lacks
@@ -128,12 +129,12 @@ class ElasticParts(nn.Module):
         return next((dict(path.named_parameters()) for name, path in self.paths.items() if int(name) == depth), {})
 
 
-def grouped(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors by the first parts of their names, and by what is behind it."""
-    groups: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
+def grouped(parts: Mapping[str, Part]) -> dict[str, dict[str, Part]]:
+    """Parts by the first step of their names, and by the rest of it."""
+    groups: dict[str, dict[str, Part]] = {}
+    for name, part in parts.items():
         first, _, rest = name.partition(".")
-        groups.setdefault(first, {})[rest] = tensor
+        groups.setdefault(first, {})[rest] = part
     return groups
 
 
@@ -214,18 +215,14 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 def replaced(module: nn.Module, parts: Mapping[str, torch.Tensor | nn.Module]) -> Any:
     """A module in which some parameters or submodules are others; everything else is shared. An adapter of a changed
     submodule is left out: it was made for the other weights."""
-    copies = {"": shallow_copy(module)}
-    for name, part in parts.items():
-        path, _, leaf = name.rpartition(".")
-        node, at = copies[""], ""
-        for step in path.split(".") if path else ():
-            at = f"{at}.{step}" if at else step
-            if at not in copies:
-                child = node.get_submodule(step)
-                copies[at] = node._modules[step] = shallow_copy(getattr(child, "base_layer", child))
-            node = copies[at]
-        node.__dict__["_modules" if isinstance(part, nn.Module) else "_parameters"][leaf] = part
-    return copies[""]
+    new = shallow_copy(module)
+    for name, group in grouped(parts).items():
+        part = group.get("")
+        if part is None:
+            child = module.get_submodule(name)
+            part = replaced(getattr(child, "base_layer", child), group)
+        vars(new)["_modules" if isinstance(part, nn.Module) else "_parameters"][name] = part
+    return new
 
 
 def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
@@ -293,18 +290,10 @@ class ElasticMixin(_Model):
         **kwargs: Any,
     ) -> Any:
         """
-        As the native `forward`, at a size.
-
-        Args:
-            args: Arguments of the native `forward`.
-            output_layer (`int`, *optional*): Depth. Default: that of the config, else all layers.
-            output_dim (`int`, *optional*): Number of dims to return. Default: that of the config, else all.
-            static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
-                [`~ElasticMixin.static_states`], for a depth that reads the static table. Default: computed from
-                `input_ids`.
-            before_exit (`bool`, *optional*, defaults to `False`): Return the native output of all layers.
-            return_dict (`bool`, *optional*): As in the native `forward`.
-            kwargs: Arguments of the native `forward`.
+        As the native `forward`, at a size: a depth (`output_layer`) and a number of dims to return (`output_dim`), by
+        default the config's, else all. `static_states` `(batch, 1 or tokens, hidden_size)` are the result of
+        [`~ElasticMixin.static_states`], for a depth that reads the static table beside other inputs than `input_ids`.
+        With `before_exit`, the native output of all layers.
 
         Returns:
             The native output, whose `last_hidden_state` `(batch, tokens, output_dim)` is the exit of the hidden state.
@@ -341,7 +330,6 @@ class ElasticMixin(_Model):
         return output if as_dict else output.to_tuple()
 
     def native_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the native class."""
         return super().forward(*args, **kwargs)
 
     def static_states(
@@ -351,10 +339,8 @@ class ElasticMixin(_Model):
         cu_seq_lens: torch.Tensor | None = None,
         dim: int | None = None,
     ) -> torch.Tensor:
-        """The static vectors of texts at the first `dim` dims ([`static_vectors`]).
-
-        Raises:
-            ValueError: if the model has no static table."""
+        """The static vectors of texts at the first `dim` dims ([`static_vectors`]). Raises a ValueError if the model
+        has no static table."""
         if self.elastic.table is None:
             raise ValueError("The model has no static table.")
         ignored = Elasticity.of(self.config).ignored_ids
@@ -364,9 +350,9 @@ class ElasticMixin(_Model):
         self, depth: int, state: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None
     ) -> torch.Tensor:
         """
-        Apply the exit of a depth to its hidden state `(..., hidden_size)`, which is after the final norm, and keep the
-        first `dim` dims. A depth without an exit only does the latter. `static` are the static vectors of the texts,
-        in a shape that broadcasts to `state`; a depth that does not read the static table ignores it.
+        The exit of the hidden state `(..., hidden_size)` of a depth, after the final norm, at the first `dim` dims. A
+        depth without an exit only does the latter. `static` are the static vectors of the texts, in a shape that
+        broadcasts to `state`; a depth that does not read the static table ignores it.
 
         Raises:
             ValueError: if the depth reads the static table and there is no `static`.
@@ -515,16 +501,8 @@ class ElasticMixin(_Model):
         **kwargs: Any,
     ) -> Any:
         """
-        Load a model as [`~transformers.PreTrainedModel.from_pretrained`] does, at a size.
-
-        Args:
-            pretrained_model_name_or_path (`str` or `os.PathLike`): Hub id or folder.
-            args: As in the library.
-            config ([`~transformers.PreTrainedConfig`], *optional*): Config of the model.
-            output_layer (`int`, *optional*): Depth: only its layers are built and read. Default: all layers.
-            output_dim (`int`, *optional*): Number of dims to return. Default: all.
-            output_loading_info (`bool`, *optional*, defaults to `False`): Return the loading info, too.
-            kwargs: As in the library, such as `dtype` and `revision`. The weights are read from safetensors only.
+        As [`~transformers.PreTrainedModel.from_pretrained`], at a size: only the layers of the depth `output_layer`
+        are built and read, and `output_dim` dims returned; by default all. Weights are read from safetensors only.
 
         Raises:
             ValueError: if the size is not legal, a tensor of the encoder is missing, the file of exits and table does
@@ -580,7 +558,7 @@ class ElasticMixin(_Model):
             encoder._number_layers(spec.layers_of(depth))
             spec = spec.of_depths([depth])
         if spec.depths or spec.exits:
-            encoder._read_parts(loading, spec, main_device(self))
+            encoder._read_parts(loading, spec, vars(self).get("hf_device_map"))
         encoder.loaded_from = loading.source.with_settings()
         self.eval()
 
@@ -623,14 +601,17 @@ class ElasticMixin(_Model):
         if self.made_of and config.elastic:
             config.elastic["source"] = source
 
-    def _read_parts(self, loading: Loading, spec: Elasticity, main: torch.device | None) -> None:
-        """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are;
-        layers that are offloaded run on `main`."""
+    def _read_parts(self, loading: Loading, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
+        """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are:
+        the first accelerator of a device map, which runs what is offloaded."""
         source, config = loading.source, self.config
         tensors = read_parts(source, spec, loading.variant, force_download=loading.again)
         self._check_parts(tensors, Elasticity.of(config), f"{source.name}/{parts_file(loading.variant)}")
         like = next(self.parameters(), torch.empty(0, dtype=getattr(config, "dtype", None)))
-        main, depth = main or like.device, config.num_hidden_layers
+        main, depth = like.device, config.num_hidden_layers
+        if device_map is not None:
+            accelerators = [place for place in device_map.values() if str(place) not in ("cpu", "disk")]
+            main = torch.device(accelerators[0] if accelerators else "cpu")
         last = next((value.device for value in layer_list(self, depth)[1][-1].parameters()), main) if depth else main
         places = {True: main, False: main if last.type == "meta" else last}
         parts = ElasticParts({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
@@ -653,10 +634,10 @@ class ElasticMixin(_Model):
         **kwargs: Any,
     ) -> None:
         """
-        Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, with its exits, paths and table, this
-        code, and, of an encoder, the settings of sentence-transformers that it was loaded with. A size gives the same
-        vectors when it is loaded again. The static table is saved in float16 unless `exact=True`, with which training
-        resumes exactly. Of a model with an adapter, the adapter alone is saved, with the size that it was trained at.
+        As [`~transformers.PreTrainedModel.save_pretrained`], with exits, paths and table, this code, and, of an
+        encoder, the settings of sentence-transformers that it was loaded with. A size gives the same vectors when it
+        is loaded again. The table becomes float16 unless `exact`, with which training resumes exactly. Of a model with
+        an adapter, the adapter alone is saved, with the size that it was trained at.
         """
         folder = Path(save_directory)
         if push_to_hub:
@@ -751,17 +732,6 @@ def _in_source(key: str, name: str, numbers: Sequence[int]) -> str:
     if match is None or int(match[2]) >= len(numbers):
         return "" if match else key
     return f"{match[1]}{numbers[int(match[2])] - 1}{match[3]}"
-
-
-# Models on several devices
-
-
-def main_device(model: PreTrainedModel) -> torch.device | None:
-    """The device that runs what is offloaded; `None` if the model was loaded without a `device_map`."""
-    if "hf_device_map" not in model.__dict__:
-        return None
-    places = [place for place in model.hf_device_map.values() if str(place) not in ("cpu", "disk")]
-    return torch.device(places[0] if places else "cpu")
 
 
 def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:

@@ -9,13 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
 
 from ..modeling.configuration_elastic import Elasticity
 from ..modeling.configuration_m3bert import M3BertConfig
@@ -81,6 +75,7 @@ def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
     """Why no encoder of a native model type equals an m3BERT; `None` if one does."""
     name, config = type(model).__name__, model.config
     layer, table = config.resolve_granularity()[0], Elasticity.of(config).table
+    other = without_native(config)
     reasons = {
         "native heads of its kind have another layer before the classifier. Load it with remote code, or export its "
         "encoder": name not in NATIVE_CLASSES,
@@ -94,10 +89,9 @@ def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
             model_type in OFFSET_POSITIONS and config.pad_token_id is None
         ),
         "its weights are quantised": getattr(config, "quantization_config", None) is not None,
+        f"{other}. Export it to ONNX instead: `m3bert export`": other is not None,
     }
-    reason = next((reason for reason, applies in reasons.items() if applies), None)
-    other = without_native(config)
-    return reason or (other and f"{other}. Export it to ONNX instead: `m3bert export`")
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def without_native(config: M3BertConfig) -> str | None:
@@ -117,9 +111,7 @@ def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
     names = DISTILBERT_CONFIG if model_type == "distilbert" else BERT_CONFIG
     values = {name: getattr(config, name) for name in COMMON_CONFIG}
     values |= {theirs: getattr(config, ours) for ours, theirs in names.items()}
-    offset = 0
-    if model_type in OFFSET_POSITIONS:
-        offset = (config.pad_token_id or 0) + 1
+    offset = (config.pad_token_id or 0) + 1 if model_type in OFFSET_POSITIONS else 0
     if model_type != "distilbert":
         values["type_vocab_size"] = 1 if offset else 2  # BERT's tokenizer gives the second text of a pair the type 1
     if model_type == "electra":
@@ -171,9 +163,6 @@ def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] |
     Map from the hidden state of the last layer of an m3BERT to its output: the exit, if the layer has one, and
     truncation to the output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the
     static table is the map of its hidden state alone.
-
-    Args:
-        model ([`M3BertModel`]): The encoder.
 
     Returns:
         `tuple`: weight of shape `(dim, hidden_size)` and bias of shape `(dim,)`, or `None` in its place if there is no

@@ -52,16 +52,9 @@ def make_quantizer(dtype: torch.dtype = torch.float64, width: int = WIDTH, **cha
     return quantizer
 
 
-def hamming(left: torch.Tensor, right: torch.Tensor) -> int:
-    return int((left != right).sum())
-
-
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_hamming_distance_is_the_distance_of_levels(count):
-    """Of all pairs of levels, and of all pairs of vectors of three levels, also after packing."""
-    for one, other in product(range(count), repeat=2):
-        bits = [thermometer(torch.tensor([level]), count) for level in (one, other)]
-        assert hamming(*bits) == abs(one - other)
+    """Of all pairs of vectors of three levels."""
     vectors = torch.tensor(list(product(range(count), repeat=3)))
     expected = (vectors[:, None] - vectors[None]).abs().sum(dim=2)
     bits = thermometer(vectors, count)
@@ -304,17 +297,10 @@ def test_what_does_not_fit_is_refused(call, message):
 
 
 REMOTE = """
-import json, sys
-import torch
+import json
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 quantizer = AutoModel.from_pretrained("model", subfolder="quantizer", trust_remote_code=True)
-for name in ("m3bert", "modeling_m3bert"):
-    try:
-        __import__(name)
-        raise SystemExit("the project is visible")
-    except ModuleNotFoundError:
-        pass
 vectors = load_file("vectors.safetensors")["vectors"]
 found = {}
 for code in CODES:

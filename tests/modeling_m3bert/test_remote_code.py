@@ -19,11 +19,6 @@ CLASSES = {
 RUN = """
 import torch, transformers
 from safetensors.torch import load_file, save_file
-try:
-    from m3bert import modeling as modeling_m3bert
-    raise SystemExit("the project is visible")
-except ModuleNotFoundError:
-    pass
 batch = load_file("batch.safetensors")
 outputs = {{}}
 for name, arguments in {{"full": {{}}, "cut": {{"output_layer": 4, "output_dim": 8}}}}.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import pickle
@@ -20,70 +19,6 @@ from m3bert.modeling.files_elastic import Source
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
 from tests.elastic_repositories import PROMPTS, save_elastic
-
-
-ROOT = Path(__file__).parents[2]
-FILES = [
-    file
-    for top in ("m3bert", "modeling_m3bert", "trainers", "hub_cards", "scripts")
-    for file in (ROOT / top).rglob("*.py")
-]
-LOOK_UPS = {
-    "cached_file", "hf_hub_download", "snapshot_download", "get_class_from_dynamic_module", "get_config_dict",
-    "from_pretrained", "load_config", "load_model", "load_tokenizer", "SentenceTransformer",
-}  # fmt: skip
-# How the calls that go through a Source end what they unpack.
-THROUGH = (
-    "self.hub",
-    "self.options",
-    "given.hub",
-    "source.hub",
-    "source.options",
-    "origin.options",
-    "loading).options",
-)
-# Files with other look-ups -> why these are right.
-OTHERS = {
-    "hub_cards/checkpoint.py": "a folder of this machine",
-    "hub_cards/mteb_meta.py": "a folder of this machine",
-    "hub_cards/native_export.py": "a folder of this machine",
-    "hub_cards/static_export.py": "a folder of this machine",
-    "hub_cards/upload.py": "a card, at the revision and with the token of a push",
-    "m3bert/encode/encoder.py": "options of a source that is made there",
-    "m3bert/encode/quantizer.py": "options of the source, with another subfolder",
-    "m3bert/evaluation/grid_evaluator.py": "modules in memory",
-    "m3bert/models/conversion.py": "the first look-up of a name",
-    "m3bert/models/repository.py": "a snapshot at the commit of the source",
-    "m3bert/models/trim.py": "a folder of this machine",
-    "modeling_m3bert/modeling_elastic.py": "options of a source that is made there, or nn.Embedding",
-    "m3bert/models/settings.py": "a module in memory",
-    "scripts/backbone.py": "options of a source that is made there",
-    "scripts/convert.py": "at the commit of a source that is made there",
-    "scripts/encoder.py": "the first look-up of a name",
-    "scripts/export_native.py": "a whole snapshot",
-    "scripts/prepare.py": "the only look-up of a tokenizer",
-    "scripts/quickstart.py": "the first look-up of a name",
-    "scripts/trim.py": "a folder of this machine",
-    "trainers/core/checkpoints.py": "a folder of this machine",
-    "trainers/core/given.py": "the first look-up of a name",
-    "m3bert/data/teacher.py": "at the commit of the teacher",
-}  # fmt: skip
-
-
-def test_every_look_up_goes_through_the_source():
-    actual: dict[str, set[str]] = {}
-    for file in FILES:
-        for call in (node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call)):
-            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-            source = ast.unparse(call.args[0]) if call.args else ""
-            unpacked = [ast.unparse(each.value).rstrip("}") for each in call.keywords if each.arg is None]
-            through = any(entry.endswith(THROUGH) for entry in unpacked)
-            through |= name == "load_tokenizer" and any(word in source for word in ("ource", "origin"))
-            if name in LOOK_UPS and not through:
-                actual.setdefault(file.relative_to(ROOT).as_posix(), set()).add(name)
-    assert actual.keys() == OTHERS.keys()
-    assert not any(names & {"cached_file", "get_class_from_dynamic_module"} for names in actual.values())
-    assert not [file for file in FILES if '_commit_hash"' in file.read_text("utf-8")]  # private, and gone
 
 
 @pytest.fixture

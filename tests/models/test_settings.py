@@ -16,7 +16,7 @@ from m3bert.models.settings import EmbeddingSettings
 from tests.conftest import assert_close, write_modules
 
 
-def write_two_maps(folder: Path, *, bias: bool = False) -> list[nn.Linear]:
+def write_two_maps(folder: Path, *, bias: bool = False) -> None:
     """Modules of an embedding model with two Dense modules in a row."""
     maps = [nn.Linear(32, 48, bias=bias), nn.Linear(48, 16, bias=bias)]
     projection, prompts = nn.Linear(32, 48, bias=bias), {"query": "ask: "}
@@ -31,25 +31,17 @@ def write_two_maps(folder: Path, *, bias: bool = False) -> list[nn.Linear]:
         (folder / path / "config.json").write_text(json.dumps(config))
         tensors = {f"linear.{name}": value.detach() for name, value in linear.named_parameters()}
         save_file(tensors, folder / path / "model.safetensors")
-    return maps
 
 
 def test_two_maps_in_a_row_are_one(tmp_path):
-    maps, vectors = write_two_maps(tmp_path), torch.randn(5, 32)
-    settings = EmbeddingSettings.read(tmp_path)
-    assert settings.normalize and settings.projection.out_features == 16
-    assert_close(settings.projection(vectors), maps[1](maps[0](vectors)))
-
-
-def test_the_modules_of_the_library_are_read_alike(tmp_path):
     modules = pytest.importorskip("sentence_transformers").sentence_transformer.modules
     write_two_maps(tmp_path)
-    vectors, states = torch.randn(5, 32), []
-    dense = [modules.Dense.load(str(tmp_path / path)) for path in ("2_Dense", "3_Dense")]
-    for value in dense:
-        states.append(value({"sentence_embedding": states[-1] if states else vectors})["sentence_embedding"])
-    actual = EmbeddingSettings.read(tmp_path).projection(vectors)
-    assert_close(actual, states[-1])
+    vectors = features = torch.randn(5, 32)
+    for path in ("2_Dense", "3_Dense"):
+        features = modules.Dense.load(str(tmp_path / path))({"sentence_embedding": features})["sentence_embedding"]
+    settings = EmbeddingSettings.read(tmp_path)
+    assert settings.normalize and settings.projection.out_features == 16
+    assert_close(settings.projection(vectors), features)
 
 
 Change = Callable[[Any], Any]

@@ -157,7 +157,7 @@ class Objective(nn.Module):
 
     @property
     def state_keys(self) -> Sequence[StateKey]:
-        """The keys of all hidden states that [`forward`] reads: `layers`, and state-only maps."""
+        """The keys that [`forward`] reads: `layers`, and any [`StateOnly`]."""
         return self.layers
 
     @property
