@@ -57,6 +57,11 @@ from .files_elastic import (
 )
 
 
+try:
+    from accelerate.utils.modeling import get_state_dict_offloaded_model
+except ImportError:  # without this library, nothing is offloaded
+    pass
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as _Model
 else:
@@ -683,8 +688,6 @@ class ElasticMixin(_Model):
             name = layer_list(encoder, depth)[0]
             numbers = elastic.get("source_layers", range(1, depth + 1))
             if "hf_device_map" in self.__dict__:
-                from accelerate.utils.modeling import get_state_dict_offloaded_model
-
                 values = get_state_dict_offloaded_model(self)
                 native = {key: values[key] if value.is_meta else value for key, value in native.items()}
             native = {_in_source(key, name, numbers): value for key, value in native.items()}
