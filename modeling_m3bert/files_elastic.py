@@ -72,8 +72,9 @@ SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
 class Source:
     """
     How a model was loaded: a Hub id, or the absolute path of a folder, and options of `from_pretrained`. All files and
-    all code of it are found through this, so they are of one commit, `revision`. `settings` are the files of
-    sentence-transformers, by name, when it was loaded. The token is neither printed nor pickled.
+    all code of it are found through this, so they are of one commit, `revision`; weights and exits are of one
+    `variant`. `settings` are the files of sentence-transformers, by name, when it was loaded. The token is neither
+    printed nor pickled.
     """
 
     name: str
@@ -84,12 +85,15 @@ class Source:
     token: str | bool | None = field(default=None, repr=False, compare=False)
     local_files_only: bool = False
     subfolder: str = ""
+    variant: str | None = None
     settings: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def at(cls, name: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Source:
         """The source of a name, at the commit of its revision. Raises an OSError if it cannot be reached."""
-        options = {key: options[key] for key in HUB_OPTIONS + CODE_OPTIONS if options.get(key) is not None}
+        options = {
+            key: options[key] for key in (*HUB_OPTIONS, *CODE_OPTIONS, "variant") if options.get(key) is not None
+        }
         if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
             options["trust_remote_code"] = True
             *repository, commit, _ = __name__.removeprefix(DYNAMIC_MODULES).split(".")
@@ -193,12 +197,12 @@ def shards_of(index: str | Path | None) -> list[str]:
     return sorted(set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()))
 
 
-def weight_files(source: Source, variant: str | None = None) -> list[str]:
+def weight_files(source: Source) -> list[str]:
     """The files that the library reads the weights of a folder or repository from: one, or those that its index
     names. Those of other variants are none of them."""
-    if whole := source.file(of_variant(WEIGHTS, variant)):
+    if whole := source.file(of_variant(WEIGHTS, source.variant)):
         return [whole]
-    shards = shards_of(source.file(of_variant(INDEX, variant)))
+    shards = shards_of(source.file(of_variant(INDEX, source.variant)))
     files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in shards)
     return [file for file in files if file is not None]
 
@@ -217,20 +221,16 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def read_parts(source: Source, elastic: Elasticity, variant: str | None, **flags: Any) -> dict[str, torch.Tensor]:
-    """
-    The parts of some depths, by their names in the file; none if there is no file. Takes the flags of `cached_file`.
-
-    Raises:
-        ValueError: if the file is broken or incomplete, or was made for other weights than those beside it.
-    """
-    file = source.file(parts_file(variant), **flags)
+def read_parts(source: Source, elastic: Elasticity) -> dict[str, torch.Tensor]:
+    """The parts of some depths, by their names in the file; none if there is no file. Raises a ValueError if the file
+    is broken or incomplete, or was made for other weights than those beside it."""
+    file = source.file(parts_file(source.variant))
     if file is None:
         return {}
     try:
         with safe_open(file, "pt") as stored:
             made_for = (stored.metadata() or {}).get("weights")
-            if made_for is not None and made_for != fingerprint_of(weight_files(source, variant)):
+            if made_for is not None and made_for != fingerprint_of(weight_files(source)):
                 raise ValueError(
                     f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
                     "(m3bert fit)."
@@ -257,19 +257,17 @@ def write_parts(
     parts = {name.replace("table.weight", "table"): value.detach().cpu() for name, value in tensors.items()}
     if "table" in parts and not exact:
         parts["table"] = parts["table"].half()
-    metadata = {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))}
+    metadata = {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder), variant=variant)))}
     save_file({name: value.contiguous() for name, value in parts.items()}, file, metadata)
 
 
-def plain_if_lost(config: PretrainedConfig, source: Source, variant: str | None) -> PretrainedConfig:
+def plain_if_lost(config: PretrainedConfig, source: Source) -> PretrainedConfig:
     """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there. This
     happens after a save by the source's class. A saved size cannot fall back, so it is left as it is."""
-    elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
-    if not spec.has_tensors or "source_layers" in elastic or source.file(parts_file(variant)):
+    elastic, file = getattr(config, "elastic", None) or {}, parts_file(source.variant)
+    if not Elasticity.of(config).has_tensors or "source_layers" in elastic or source.file(file):
         return config
-    warnings.warn(
-        f"{source.name} has no {parts_file(variant)}, so it is the plain encoder, at its full size.", stacklevel=2
-    )
+    warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
     config = copy.deepcopy(config)
     config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
     for option in SIZE:
@@ -336,17 +334,10 @@ def times_of(folder: Path) -> dict[str, int]:
     return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
 
 
-def upload(
-    folder: Path,
-    names: list[str],
-    repo_id: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    **commit: Any,
-) -> None:
+def upload(folder: Path, names: list[str], repo_id: str, private: bool | None, options: Mapping[str, Any]) -> None:
     """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
+    revision, token = options.get("revision"), options.get("token")
     repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
     if revision is not None:
         create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)
+    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, **options)

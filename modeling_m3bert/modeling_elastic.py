@@ -13,7 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -251,15 +251,6 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     return new
 
 
-@dataclass(frozen=True)
-class Loading:
-    """What a model is loaded from: the source, the variant of the weights, and whether to download again."""
-
-    source: Source
-    variant: str | None
-    again: bool
-
-
 class ElasticMixin(_Model):
     """
     Depths, exits, paths and a static table for the class of an encoder, or of an encoder with a head, in front of
@@ -269,7 +260,7 @@ class ElasticMixin(_Model):
     elastic: ElasticParts
     made_of: tuple[type, bool] | None = None  # native class, and whether it has a head; `None` for m3BERT
 
-    def __init__(self, config: PretrainedConfig, *args: Any, loading: Loading | None = None, **kwargs: Any):
+    def __init__(self, config: PretrainedConfig, *args: Any, loading: Source | None = None, **kwargs: Any):
         super().__init__(for_new_weights(config) if loading is None else config, *args, **kwargs)
         encoder: Any = self.base_model
         if not isinstance(encoder, ElasticMixin):
@@ -532,10 +523,11 @@ class ElasticMixin(_Model):
                 setattr(config, option, value)
         resolve_size(config)
         Elasticity.of(config).validate(config)
-        loading = Loading(source, kwargs.get("variant"), kwargs.get("force_download", False))
+        if kwargs.get("force_download"):
+            source.file(parts_file(source.variant), force_download=True)
         try:
             model, info = super().from_pretrained(
-                name, *args, config=config, loading=loading, output_loading_info=True, **kwargs
+                name, *args, config=config, loading=source, output_loading_info=True, **kwargs
             )
         except SafetensorError as error:
             raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
@@ -553,8 +545,7 @@ class ElasticMixin(_Model):
     def _finish_loading(self) -> None:
         """Make the model of its size of what the library has read, once."""
         encoder: Any = self.base_model
-        loading: Loading | None = encoder.__dict__.pop("loading", None)
-        if loading is None:
+        if (source := vars(encoder).pop("loading", None)) is None:
             return
         if any(parameter.is_meta for parameter in self.parameters()):
             self.tie_weights()  # transformers 5.3 leaves this out in remote code
@@ -563,8 +554,8 @@ class ElasticMixin(_Model):
             encoder._number_layers(spec.layers_of(depth))
             spec = spec.of_depths([depth])
         if spec.depths or spec.exits:
-            encoder._read_parts(loading, spec, vars(self).get("hf_device_map"))
-        encoder.loaded_from = loading.source.with_settings()
+            encoder._read_parts(source, spec, vars(self).get("hf_device_map"))
+        encoder.loaded_from = source.with_settings()
         self.eval()
 
     @property
@@ -606,12 +597,11 @@ class ElasticMixin(_Model):
         if self.made_of and config.elastic:
             config.elastic["source"] = source
 
-    def _read_parts(self, loading: Loading, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
+    def _read_parts(self, source: Source, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
         """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are:
         the first accelerator of a device map, which runs what is offloaded."""
-        source, config = loading.source, self.config
-        tensors = read_parts(source, spec, loading.variant, force_download=loading.again)
-        self._check_parts(tensors, Elasticity.of(config), f"{source.name}/{parts_file(loading.variant)}")
+        config, tensors = self.config, read_parts(source, spec)
+        self._check_parts(tensors, Elasticity.of(config), f"{source.name}/{parts_file(source.variant)}")
         like = next(self.parameters(), torch.empty(0, dtype=getattr(config, "dtype", None)))
         main, depth = like.device, config.num_hidden_layers
         if device_map is not None:
@@ -651,7 +641,7 @@ class ElasticMixin(_Model):
             self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
             if is_main_process:
                 written = [name for name, time in times_of(folder).items() if before.get(name) != time]
-                upload(folder, written, **{"repo_id": folder.name, **hub})
+                upload(folder, written, hub.pop("repo_id", folder.name), hub.pop("private", None), hub)
             return
         if self._hf_peft_config_loaded:
             for name in self.active_adapters():
@@ -816,7 +806,6 @@ class ElasticConfig(_Named):
         """As [`~transformers.AutoConfig.from_pretrained`]."""
         name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
         kwargs = {key: value for key, value in kwargs.items() if key not in ("name_or_path", *source.options)}
-        variant = kwargs.get("variant")
         values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs, **source.hub)
         elastic = values.get("elastic") or {}
         model_type = elastic.get("model_type", values.get("model_type"))
@@ -825,7 +814,7 @@ class ElasticConfig(_Named):
         config, unused = kind.from_dict({**values, "model_type": model_type}, return_unused_kwargs=True, **kwargs)
         config.name_or_path = str(name)
         asked = {option: value for option in SIZE if (value := unused.pop(option, None)) is not None}
-        config = plain_if_lost(config, source, variant)
+        config = plain_if_lost(config, source)
         if getattr(config, "elastic", None) is None:
             require_one_size(config, source, asked)
         config.__dict__.update(asked)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
+from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, INDEX, Source, weight_files, write_parts
 from ..utils.durable import remove_files, replacing
 from .auto import load_model
 from .repository import copy_source, naming
@@ -342,9 +342,9 @@ def trim_weights(folder: Path, ids: Sequence[int], rows: int) -> tuple[Counter[s
     def trimmed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: tensor[list(ids)] if tensor.shape[:1] == (rows,) else tensor for name, tensor in tensors.items()}
 
-    extras, index = folder / EXTRAS_FOLDER / EXTRAS_FILE, folder / "model.safetensors.index.json"
+    extras, index = folder / EXTRAS_FOLDER / EXTRAS_FILE, folder / INDEX
     before, after = Counter[str](), Counter[str]()
-    for file in folder.glob("model*.safetensors"):
+    for file in map(Path, weight_files(Source(str(folder)))):
         old = load_file(file)
         new = trimmed(old)
         before, after = before + size_of(old), after + size_of(new)

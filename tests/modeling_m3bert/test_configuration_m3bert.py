@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from m3bert.modeling import M3BertConfig, M3BertModel
+from m3bert.modeling.configuration_elastic import Elasticity
 from tests.conftest import tiny_config
 
 
@@ -144,3 +145,9 @@ def test_a_config_mentions_elasticity_only_if_there_is_any():
     assert "elastic" not in tiny_config().to_dict()
     assert tiny_config(elastic=elastic).to_dict()["elastic"] == elastic
     assert tiny_config(elastic=elastic, matryoshka_layers=[4]).legal_layers == [2, 4, 6]
+
+
+def test_tensors_of_other_projects_are_not_read():
+    spec = Elasticity({2: [1, 2]}, [2])
+    assert spec.owns("exits.2.weight")
+    assert not any(map(spec.owns, ("exits.3.weight", "model.norm.weight", "exits.first.weight", "exits", "table")))

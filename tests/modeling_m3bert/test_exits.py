@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +15,6 @@ from m3bert.modeling import (
 )
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import WIDTH, affine
-from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
 LAYERS = (2, 4)
@@ -33,34 +30,18 @@ def with_exits(layers=LAYERS, model_class=M3BertModel, **changes):
     return model
 
 
-@pytest.mark.parametrize("switches", SWITCHES[:4], ids=lambda s: ",".join(s) or "paper")
-@pytest.mark.parametrize("layers", [LAYERS, (2, 6)])
-def test_the_state_is_the_exit_of_the_raw_state_and_a_cut_equals_it(tmp_path, switches, layers):
-    full = with_exits(layers, **switches)
-    full.save_pretrained(tmp_path)
-    batch = padded_batch()
-    with torch.no_grad():
-        raw = full(**batch, output_hidden_states=True).hidden_states
-        for layer, dim in itertools.product(full.config.legal_layers, [8, 32]):
-            expected = raw[layer] if layer == 6 else full.norm(raw[layer])
-            if layer in layers:
-                exit = full.elastic.exits[str(layer)]
-                expected = expected @ exit.weight.T + exit.bias
-            state = full(**batch, output_layer=layer, output_dim=dim).last_hidden_state
-            torch.testing.assert_close(state, expected[..., :dim], atol=1e-5, rtol=1e-5)
-            cut = M3BertModel.from_pretrained(tmp_path, output_layer=layer, output_dim=dim)
-            assert torch.equal(cut(**batch).last_hidden_state, state)
-
-
-def test_hidden_states_stay_raw():
+def test_the_exit_maps_the_state_and_leaves_the_hidden_states():
     plain = M3BertModel(tiny_config()).eval()
-    batch = padded_batch()
+    batch, exits = padded_batch(), random_exits((2, 6))
     with torch.no_grad():
         raw = plain(**batch, output_hidden_states=True)
-        plain.set_depths(exits=random_exits((2, 6)))
-        exited = plain(**batch, output_hidden_states=True)
-    assert all(torch.equal(one, other) for one, other in zip(raw.hidden_states, exited.hidden_states, strict=True))
-    assert not torch.allclose(raw.last_hidden_state, exited.last_hidden_state)
+        plain.set_depths(exits=exits)
+        for depth, (weight, bias) in exits.items():
+            exited = plain(**batch, output_layer=depth, output_hidden_states=True)
+            state = raw.last_hidden_state if depth == 6 else plain.norm(raw.hidden_states[depth])
+            torch.testing.assert_close(exited.last_hidden_state, state @ weight.T + bias, atol=1e-5, rtol=1e-5)
+            for one, other in zip(raw.hidden_states[:depth], exited.hidden_states[:-1], strict=True):
+                assert torch.equal(one, other)
 
 
 def test_a_cut_has_its_own_exit_and_no_other(tmp_path):

@@ -125,6 +125,15 @@ def test_two_variants_and_other_weights_are_told_apart(folder, tmp_path):
     assert_refused(lambda: load(tmp_path, output_layer=4, variant="small"), "The weights of .* have changed")
 
 
+def test_a_save_over_one_of_another_form_is_what_is_loaded(folder, tiny_tokenizer, tmp_path):
+    model = load(folder, output_layer=4)
+    for options in ({}, {"max_shard_size": "30KB"}, {}):
+        with torch.no_grad():
+            model.embeddings.word_embeddings.weight += 1
+        model.save_pretrained(tmp_path, **options)
+        assert_close(pooled(load(tmp_path), tiny_tokenizer), pooled(model, tiny_tokenizer))
+
+
 def test_a_folder_without_its_exits_is_the_plain_source_and_a_size_is_refused(folder, tmp_path):
     for name, size in SIZES.items():
         load(folder, **size).save_pretrained(tmp_path / name)
