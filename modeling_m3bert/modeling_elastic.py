@@ -494,6 +494,7 @@ class ElasticMixin(_Model):
         output_layer: int | None = None,
         output_dim: int | None = None,
         output_loading_info: bool = False,
+        adapter_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """
@@ -510,10 +511,10 @@ class ElasticMixin(_Model):
         else:
             origin = source if config is None else Source.at(config, kwargs)
             config, kwargs = origin.config(ElasticConfig if cls.made_of else cls.config_class, kwargs)
-        kwargs = {**kwargs, **source.hub, "use_safetensors": True}
-        kwargs.pop("code_revision", None)
+        kwargs = {key: value for key, value in kwargs.items() if key != "code_revision"}
+        kwargs |= {**source.hub, "use_safetensors": True}
         adapter = {key: value for key, value in source.hub.items() if key in ("cache_dir", "local_files_only")}
-        adapter |= kwargs.pop("adapter_kwargs", None) or {}
+        adapter |= adapter_kwargs or {}
         adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
         trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
         for option, value in zip(SIZE, (output_layer, output_dim), strict=True):
@@ -651,24 +652,16 @@ class ElasticMixin(_Model):
                 adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
             super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
         else:
-            self._save_whole(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
+            self._save_whole(folder, is_main_process, state_dict, exact, *args, **kwargs)
         encoder: Any = self.base_model
         if is_main_process and (encoder is self or self.get_output_embeddings() is not None):
             write_settings(encoder, folder)  # a classifier embeds nothing
 
-    def _save_whole(
-        self,
-        folder: Path,
-        is_main_process: bool,
-        state_dict: dict[str, torch.Tensor] | None,
-        *args: Any,
-        exact: bool,
-        **kwargs: Any,
-    ) -> None:
+    def _save_whole(self, folder: Path, is_main: bool, tensors: Any, exact: bool, *args: Any, **kwargs: Any) -> None:
         """Save a model without an adapter, but for the settings of sentence-transformers."""
         encoder: Any = self.base_model
         prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
-        tensors = self.state_dict() if state_dict is None else state_dict
+        tensors = self.state_dict() if tensors is None else tensors
         parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         native = {key: value for key, value in tensors.items() if not key.startswith(prefix)}
         config, has_own_code = encoder.config, encoder.made_of is None
@@ -681,8 +674,8 @@ class ElasticMixin(_Model):
                 values = get_state_dict_offloaded_model(self)
                 native = {key: values[key] if value.is_meta else value for key, value in native.items()}
             native = {_in_source(key, name, numbers): value for key, value in native.items()}
-        super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
-        if not is_main_process:
+        super().save_pretrained(folder, is_main, native, *args, **kwargs)
+        if not is_main:
             return
         variant = kwargs.get("variant")
         single, index = (folder / of_variant(file, variant) for file in (WEIGHTS, INDEX))
@@ -763,10 +756,9 @@ def with_size(native: Callable[..., Any]) -> Callable[..., Any]:
         return ElasticMixin.forward(self, *args, **kwargs)
 
     signature = inspect.signature(native)
-    given = list(signature.parameters.values())
-    end = len(given) - (given[-1].kind is inspect.Parameter.VAR_KEYWORD)
     sizes = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in SIZE]
-    vars(forward)["__signature__"] = signature.replace(parameters=[*given[:end], *sizes, *given[end:]])
+    parameters = sorted([*signature.parameters.values(), *sizes], key=lambda parameter: parameter.kind)
+    vars(forward)["__signature__"] = signature.replace(parameters=parameters)
     return forward
 
 

@@ -39,11 +39,10 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     Convert an m3BERT to the native encoder with equal hidden states at every layer. [`convert_to_m3bert`] gives the
     same m3BERT again. To truncate a model, load it with `output_layer`.
 
-    Token types are zeros. The position embeddings of RoBERTa get zeros for the rows before the first position; its
-    hidden states are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first
-    token's hidden state, so that loading reports no missing weights. A native encoder returns hidden states of all
-    dims, without an exit: [`output_map`] is the rest. The head is kept for token classification, and contains that
-    map. A native encoder reads no static table: the map of a layer that does is that of its hidden state alone.
+    Token types are zeros, and so are the position embeddings of RoBERTa before the first position; its hidden states
+    are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first token's hidden
+    state. Hidden states have all dims, without an exit: [`output_map`] is the rest, which the head for token
+    classification contains. No static table is read: the map of a layer that reads it is that of its hidden state.
 
     Args:
         model ([`M3BertModel`] or [`M3BertForTokenClassification`]): A post-norm m3BERT.
@@ -61,8 +60,7 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     if (reason := _without_native(model, model_type)) is not None:
         raise ValueError(f"{type(model).__name__} has no native equivalent: {reason}.")
     auto_class, head = NATIVE_CLASSES[type(model).__name__]
-    native = auto_class.from_config(native_config(model.config, model_type))
-    native = native.to(device=model.device, dtype=model.dtype)
+    native = auto_class.from_config(native_config(model.config, model_type)).to(model.device, model.dtype)
     source, encoder = model.base_model, native.base_model
     with torch.no_grad():
         encoder.load_state_dict(native_weights(source.state_dict(), native.config) | identity_pooler(encoder))
