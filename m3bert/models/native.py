@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
 
-from ..modeling.configuration_elastic import Elasticity
+from ..modeling.configuration_elastic import Elasticity, resolve_size
 from ..modeling.configuration_m3bert import M3BertConfig
 from ..modeling.modeling_m3bert import M3BertModel
 from .conversion import (
@@ -156,24 +156,21 @@ def identity_pooler(encoder: nn.Module) -> dict[str, torch.Tensor]:
     return {"pooler.dense.weight": torch.diag(torch.ones_like(bias)), "pooler.dense.bias": torch.zeros_like(bias)}
 
 
-def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+def output_map(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """
-    Map from the hidden state of the last layer of an m3BERT to its output: the exit, if the layer has one, and
-    truncation to the output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the
-    static table is the map of its hidden state alone.
+    Map from the hidden state of the last layer of an elastic encoder to its output: the exit, if the layer has one,
+    and truncation to the output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads
+    the static table is the map of its hidden state alone.
 
     Returns:
         `tuple`: weight of shape `(dim, hidden_size)` and bias of shape `(dim,)`, or `None` in its place if there is no
         exit. `None` if the hidden states are returned as they are.
     """
-    layer, dim = model.config.resolve_granularity()
-    width, like = model.config.hidden_size, model.embed_tokens.weight
-    if str(layer) in model.elastic.exits:
-        tensors = model.elastic.exits[str(layer)].state_dict()
-        return tensors["weight"][:dim], tensors["bias"][:dim]
-    if dim < width:
-        return torch.eye(dim, width, dtype=like.dtype, device=like.device), None
-    return None
+    (layer, dim), width = resolve_size(model.config), model.config.hidden_size
+    exit = model.elastic.exit(layer)
+    if exit is not None:
+        return exit.weight.detach()[:dim], exit.bias.detach()[:dim]
+    return (torch.eye(dim, width).to(model.device, model.dtype), None) if dim < width else None
 
 
 def native_head(head: nn.Linear, encoder: M3BertModel) -> dict[str, torch.Tensor]:

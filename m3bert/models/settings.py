@@ -20,7 +20,7 @@ from tokenizers.normalizers import Lowercase, Sequence
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from ..modeling.files_elastic import FOLDER, INDEX, SETTINGS_FILES, Source, source_of
+from ..modeling.files_elastic import FOLDER, INDEX, SETTINGS_FILES, WEIGHTS, Source, source_of
 
 
 Pooling = Literal["mean", "cls", "lasttoken"]
@@ -120,15 +120,12 @@ class EmbeddingSettings:
             kind, path = module["type"].rpartition(".")[2], module["path"]
             if path not in ("", ".") and not re.fullmatch(FOLDER, path):
                 raise ValueError(f"{MODULES_FILE} of {name} names {path!r}, which is not a folder of the model.")
-            folder, config, linear = path.rstrip("/"), {}, None
-            needed = {"Pooling": ("config.json",), "Dense": ("config.json", "model.safetensors")}.get(kind, ())
-            if missing := [file for file in needed if f"{folder}/{file}" not in files]:
-                raise ValueError(f"{name} has no {folder}/{missing[0]}, which its {MODULES_FILE} needs.")
-            if needed:
-                config = content(f"{folder}/config.json")
-            if kind == "Dense":
-                linear = _read_linear(files[f"{folder}/model.safetensors"], f"{name}/{folder}/model.safetensors")
-            modules.append((kind, config, linear))
+            config, weights = (f"{path.rstrip('/')}/{file}" for file in ("config.json", WEIGHTS))
+            for file in {"Pooling": (config,), "Dense": (config, weights)}.get(kind, ()):
+                if file not in files:
+                    raise ValueError(f"{name} has no {file}, which its {MODULES_FILE} needs.")
+            linear = _read_linear(files[weights], f"{name}/{weights}") if kind == "Dense" else None
+            modules.append((kind, content(config) if kind in ("Pooling", "Dense") else {}, linear))
         # Files without one of these are older than it.
         encoder: dict[str, Any] = next((values for file in ENCODER_FILES if (values := content(file)) is not None), {})
         if others := [key for key, value in encoder.items() if value and key not in HARMLESS]:
@@ -240,7 +237,7 @@ class EmbeddingSettings:
             (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if projection is None:
             return list(files)
-        weights = f"{PROJECTION_FOLDER}/model.safetensors"
+        weights = f"{PROJECTION_FOLDER}/{WEIGHTS}"
         named = projection.named_parameters()
         save_file({f"linear.{name}": tensor.detach().cpu().contiguous() for name, tensor in named}, folder / weights)
         return [*files, weights]

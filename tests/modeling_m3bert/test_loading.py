@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 
-from benchmarks.elastic_loading import measure
 from m3bert.modeling import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
 from m3bert.models.settings import EmbeddingSettings
 from tests.conftest import assert_close, padded_batch, tiny_config, write_modules
@@ -89,16 +87,6 @@ def test_the_users_config_is_not_changed_by_building_a_model():
     assert config.num_hidden_layers == 6
     assert model.config is model.model.config
     assert len(model.model.layers) == model.config.num_hidden_layers == 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
-def test_a_third_of_the_layers_adds_little_memory():
-    (full, _), (cut, cut_bytes), (exits, exit_bytes) = measure().values()
-    assert cut <= 0.60 * full
-    # The one exit that is read is 1% of the model; the memory of a process varies by another percent.
-    assert exits <= 1.03 * cut
-    assert cut_bytes < exit_bytes <= 1.02 * cut_bytes
 
 
 def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):

@@ -76,8 +76,6 @@ def test_stored_bits(dim):
     pairs = -(-dim // 2)
     actual = {code: stored_bits(code, dim) for code in UNIFORM}
     assert actual == {"qama-2": 3 * dim, "qama-1.5": 2 * dim, "qama-1": dim, "qama-0.5": pairs}
-    if dim % 8 == 0:
-        assert stored_bits("qama-hybrid", dim) == 1.625 * dim
     parts = segments("qama-hybrid", dim)
     assert [start for _, start, _ in parts] == [0, *(end for _, _, end in parts[:-1])] and parts[-1][2] == dim
     assert all((end - start) % 2 == 0 for _, start, end in parts[:-1])
