@@ -23,6 +23,11 @@ SIZE = ("output_layer", "output_dim")
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
 
 
+def entries(config: PretrainedConfig) -> dict[str, Any]:
+    """What a config has under `elastic`: nothing, if it is not elastic."""
+    return getattr(config, "elastic", None) or {}
+
+
 @dataclass(frozen=True)
 class Elasticity:
     """
@@ -48,7 +53,7 @@ class Elasticity:
     @classmethod
     def of(cls, config: PretrainedConfig) -> Elasticity:
         """The depths of a model with this config; none if it is not elastic."""
-        values = getattr(config, "elastic", None) or {}
+        values = entries(config)
         depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
         exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
         return cls(depths, exits, table, ignored, values.get("fit"), values.get("refitted"))
@@ -63,7 +68,7 @@ class Elasticity:
             **({} if self.fit is None else {"fit": dict(self.fit)}),
             **({} if self.refitted is None else {"refitted": sorted(self.refitted)}),
         }
-        config.elastic = {**(getattr(config, "elastic", None) or {}), **values, **others}
+        config.elastic = {**entries(config), **values, **others}
         if 0 not in self.exits and getattr(config, "matryoshka_layers", None):
             config.matryoshka_layers = [depth for depth in config.matryoshka_layers if depth > 0]
 
@@ -135,7 +140,7 @@ def legal_layers(config: PretrainedConfig) -> list[int]:
 def legal_dims(config: PretrainedConfig) -> list[int]:
     """The numbers of dims at which a model of this config can be read."""
     trained = getattr(config, "matryoshka_dims", None)
-    if (getattr(config, "elastic", None) or {}).get("reads_all_dims"):
+    if entries(config).get("reads_all_dims"):
         return [config.hidden_size]
     return sorted({*trained, config.hidden_size}) if trained else list(range(1, config.hidden_size + 1))
 
@@ -180,14 +185,14 @@ def cut_config(config: PretrainedConfig, depth: int) -> None:
         below = [other for other in legal_layers(config) if other not in lost and other <= shared]
         config.matryoshka_layers = sorted({*below, depth}) if trained or lost or spec.is_path(depth) else []
     set_layers(config, layers)
-    if getattr(config, "elastic", None) is not None:
+    if entries(config):
         replace(spec.of_depths([depth]), depths={}, refitted=()).declare(config, source_layers=layers)
 
 
 def for_new_weights(config: PretrainedConfig) -> PretrainedConfig:
     """The config of a model with new weights: a copy with the layers of its `output_layer`, and without exits."""
     depth, _ = resolve_size(config)
-    if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
+    if depth == config.num_hidden_layers and not entries(config):
         return config
     if depth == 0:
         raise ValueError("Layer 0 is a static table, which is loaded (from_pretrained) or fitted, not new.")
@@ -202,7 +207,7 @@ def loads_natively(config: PretrainedConfig) -> bool:
     """Whether the native model of a config's layers gives the vectors of the elastic one: it has all dims, no exit,
     and the source's first layers."""
     first = [*range(1, config.num_hidden_layers + 1)]
-    layers = (getattr(config, "elastic", None) or {}).get("source_layers", first)
+    layers = entries(config).get("source_layers", first)
     _, dim = resolve_size(config)
     return (
         config.num_hidden_layers not in Elasticity.of(config).exits and dim == config.hidden_size and layers == first

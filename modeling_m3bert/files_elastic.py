@@ -30,7 +30,7 @@ from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .configuration_elastic import SIZE, Elasticity, resolve_size
+from .configuration_elastic import SIZE, Elasticity, entries, resolve_size
 
 
 CODE_FILES = ("configuration_elastic.py", "files_elastic.py", "modeling_elastic.py")
@@ -264,7 +264,7 @@ def write_parts(
 def plain_if_lost(config: PretrainedConfig, source: Source) -> PretrainedConfig:
     """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there. This
     happens after a save by the source's class. A saved size cannot fall back, so it is left as it is."""
-    elastic, file = getattr(config, "elastic", None) or {}, parts_file(source.variant)
+    elastic, file = entries(config), parts_file(source.variant)
     if not Elasticity.of(config).has_tensors or "source_layers" in elastic or source.file(file):
         return config
     warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)

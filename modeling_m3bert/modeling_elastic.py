@@ -31,6 +31,7 @@ from .configuration_elastic import (
     SIZE,
     Elasticity,
     cut_config,
+    entries,
     for_new_weights,
     loads_natively,
     resolve_size,
@@ -422,7 +423,7 @@ class ElasticMixin(_Model):
         self._check_parts(tensors, spec, "The new depths")
         tensors = {name: value.detach().to(like, copy=True).contiguous() for name, value in tensors.items()}
         self.elastic = ElasticParts(tensors)
-        config.elastic = {**(getattr(config, "elastic", None) or {}), "fit": None}
+        config.elastic = {**entries(config), "fit": None}
         spec.declare(config)
 
     def drop_depths(self, depths: Iterable[int]) -> None:
@@ -665,7 +666,7 @@ class ElasticMixin(_Model):
         parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         native = {key: value for key, value in tensors.items() if not key.startswith(prefix)}
         config, has_own_code = encoder.config, encoder.made_of is None
-        elastic, depth = getattr(config, "elastic", None) or {}, config.num_hidden_layers
+        elastic, depth = entries(config), config.num_hidden_layers
         is_native = has_own_code or loads_natively(config)
         if not is_native and depth > 0:  # layers have the numbers of the source, which some encoders read
             name = layer_list(encoder, depth)[0]
@@ -807,7 +808,7 @@ class ElasticConfig(_Named):
         config.name_or_path = str(name)
         asked = {option: value for option in SIZE if (value := unused.pop(option, None)) is not None}
         config = plain_if_lost(config, source)
-        if getattr(config, "elastic", None) is None:
+        if not entries(config):
             require_one_size(config, source, asked)
         config.__dict__.update(asked)
         return (config, unused) if return_unused_kwargs else config
@@ -826,7 +827,7 @@ class ElasticModel(_Named):
         Raises:
             ValueError: if this kind of model has no such head.
         """
-        code = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
+        code = entries(config).get("source_auto_map", {}).get(cls.auto_class)
         if code is not None:
             return (source or Source.at(config.name_or_path, {})).dynamic_class(code)
         name = getattr(modeling_auto, cls.names).get(config.model_type)
@@ -844,7 +845,7 @@ class ElasticModel(_Named):
         if config is None:
             config, kwargs = source.config(ElasticConfig, kwargs)
         native = cls.native_class(config, source)
-        if getattr(config, "elastic", None) is None:
+        if not entries(config):
             require_one_size(config, source, kwargs)
             kwargs = {key: value for key, value in kwargs.items() if key not in (*SIZE, "code_revision")}
             return native.from_pretrained(name_or_path, *args, config=config, **{**kwargs, **source.hub})

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
+from ..modeling.configuration_elastic import entries
 from ..modeling.modeling_elastic import layer_list, view
 
 
@@ -92,7 +93,7 @@ def anatomy_of(encoder: PreTrainedModel) -> Anatomy:
     """The anatomy of an encoder without a head: as its config has it since a fit, else probed once. Raises a
     ValueError if it has no list of layers, does not run on token ids alone, or does more than one norm after the last
     layer."""
-    stored = (getattr(encoder.config, "elastic", None) or {}).get(ANATOMY)
+    stored = entries(encoder.config).get(ANATOMY)
     if stored is not None and encoder.config.num_hidden_layers > 0:
         return Anatomy(**stored)
     if encoder not in _PROBED:
