@@ -14,7 +14,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -84,9 +85,8 @@ class Source:
     @classmethod
     def at(cls, name: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Source:
         """The source of a name, at the commit of its revision. Raises an OSError if it cannot be reached."""
-        options = {
-            key: options[key] for key in (*HUB_OPTIONS, *CODE_OPTIONS, "variant") if options.get(key) is not None
-        }
+        given = (*HUB_OPTIONS, *CODE_OPTIONS, "variant")
+        options = {key: options[key] for key in given if options.get(key) is not None}
         if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
             options["trust_remote_code"] = True
             *repository, commit, _ = __name__.removeprefix(DYNAMIC_MODULES).split(".")
@@ -322,15 +322,19 @@ def trained_size(adapter: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return (values.get("auto_mapping") or {}).get("elastic", {})
 
 
-def times_of(folder: Path) -> dict[str, int]:
-    """When each file of a folder was written, in nanoseconds."""
-    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
+@contextmanager
+def uploading(folder: Path, repo_id: str, private: bool | None = None, **options: Any) -> Iterator[None]:
+    """Upload the files of a folder that are written meanwhile, to a repository on the Hub, which is made if there is
+    none."""
 
+    def times() -> dict[str, int]:
+        return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
 
-def upload(folder: Path, names: list[str], repo_id: str, private: bool | None, options: Mapping[str, Any]) -> None:
-    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
+    before = times()
+    yield
+    written = [name for name, time in times().items() if before.get(name) != time]
     revision, token = options.get("revision"), options.get("token")
     repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
     if revision is not None:
         create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, **options)
+    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=written, **options)

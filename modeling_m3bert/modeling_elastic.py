@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import getitem
 from pathlib import Path
@@ -50,9 +51,8 @@ from .files_elastic import (
     require_one_size,
     shards_of,
     source_of,
-    times_of,
     trained_size,
-    upload,
+    uploading,
     write_parts,
     write_settings,
 )
@@ -658,11 +658,8 @@ class ElasticMixin(_Model):
         folder = Path(save_directory)
         if push_to_hub:
             hub = {key: kwargs.pop(key) for key in PUSH_OPTIONS if key in kwargs}
-            before = times_of(folder)
-            self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
-            if is_main_process:
-                written = [name for name, time in times_of(folder).items() if before.get(name) != time]
-                upload(folder, written, hub.pop("repo_id", folder.name), hub.pop("private", None), hub)
+            with uploading(folder, **{"repo_id": folder.name, **hub}) if is_main_process else nullcontext():
+                self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
             return
         if self._hf_peft_config_loaded:
             for name in self.active_adapters():
@@ -708,10 +705,7 @@ class ElasticMixin(_Model):
             describe(folder, native=is_native)
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """As in the library.
-
-        Raises:
-            ValueError: if the adapter was trained at another size, or on another source."""
+        """As in the library. Raises a ValueError if the adapter was trained at another size, or on another source."""
         self._finish_loading()  # of one beside the model, which the library loads after the weights
         report = super().load_adapter(*args, **kwargs)
         name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
@@ -851,12 +845,8 @@ class ElasticModel(_Named):
 
     @classmethod
     def native_class(cls, config: PretrainedConfig, source: Source | None = None) -> Any:
-        """
-        The native class of a config, which may be code of the source.
-
-        Raises:
-            ValueError: if this kind of model has no such head.
-        """
+        """The native class of a config, which may be code of the source. Raises a ValueError if there is no such
+        head."""
         code = entries(config).get("source_auto_map", {}).get(cls.auto_class)
         if code is not None:
             return (source or Source.at(config.name_or_path, {})).dynamic_class(code)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..encode.states import StateKey, StateOnly, depth_of
+from ..encode.states import StateKey, StateOnly
 from ..modeling.configuration_elastic import Elasticity
 from ..models.anatomy import store_anatomy
 from .encode import Encoded
@@ -77,9 +77,11 @@ def retrieval_of(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[in
     depths: list[StateKey] = [*prefixes, *solution.paths, *(StateOnly(depth) for depth in spec.table if depth)]
     pooled = encoded.passes.raw.pooled(solution.queries.ids, depths, exits=True)
     after = AfterLast(plan.staying)
-    retrieval = {key: solution.queries.measured(after(vectors)).retrieval for key, vectors in pooled.items()}
-    signed = {depth_of(key) * (-1 if isinstance(key, StateOnly) else 1): value for key, value in retrieval.items()}
-    return dict(sorted(signed.items()))
+    retrieval: dict[int, float] = {}
+    for key, vectors in pooled.items():
+        name = -key.depth if isinstance(key, StateOnly) else key
+        retrieval[name] = solution.queries.measured(after(vectors)).retrieval
+    return dict(sorted(retrieval.items()))
 
 
 def record_of(plan: FitPlan, encoded: Encoded, solution: Solution, retrieval: dict[int, float]) -> ExitFit:
