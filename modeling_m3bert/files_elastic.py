@@ -254,25 +254,21 @@ def write_parts(
     save_file({name: value.contiguous() for name, value in parts.items()}, file, metadata)
 
 
-def plain_if_lost(config: PretrainedConfig, source: Source) -> PretrainedConfig:
+def plain_if_lost(config: PretrainedConfig, source: Source, asked: Mapping[str, Any]) -> PretrainedConfig:
     """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there. This
-    happens after a save by the source's class. A saved size cannot fall back, so it is left as it is."""
+    happens after a save by the source's class. A saved size cannot fall back, so it is left as it is. Raises a
+    ValueError if the size that is asked for is less than all of a plain encoder."""
     elastic, file = entries(config), parts_file(source.variant)
-    if not Elasticity.of(config).has_tensors or "source_layers" in elastic or source.file(file):
-        return config
-    warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
-    config = copy.deepcopy(config)
-    config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
-    for option in SIZE:
-        vars(config).pop(option, None)
-    return config
-
-
-def require_one_size(config: PretrainedConfig, source: Source, asked: Mapping[str, Any]) -> None:
-    """Raise a ValueError if `output_layer` or `output_dim` name less than all of a plain encoder."""
-    size, full = resolve_size(config, *map(asked.get, SIZE)), (config.num_hidden_layers, config.hidden_size)
-    if size != full:
+    if Elasticity.of(config).has_tensors and "source_layers" not in elastic and not source.file(file):
+        warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
+        config = copy.deepcopy(config)
+        config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
+        for option in SIZE:
+            vars(config).pop(option, None)
+    full = config.num_hidden_layers, config.hidden_size
+    if not entries(config) and (size := resolve_size(config, *map(asked.get, SIZE))) != full:
         raise ValueError(f"{source.name} has one size, {full[0]} layers and {full[1]} dims, not {size}.")
+    return config
 
 
 # What is written beside the weights

@@ -48,7 +48,6 @@ from .files_elastic import (
     parts_file,
     plain_if_lost,
     read_parts,
-    require_one_size,
     shards_of,
     source_of,
     trained_size,
@@ -831,9 +830,7 @@ class ElasticConfig(_Named):
         config, unused = kind.from_dict({**values, "model_type": model_type}, return_unused_kwargs=True, **kwargs)
         config.name_or_path = str(name)
         asked = {option: value for option in SIZE if (value := unused.pop(option, None)) is not None}
-        config = plain_if_lost(config, source)
-        if not entries(config):
-            require_one_size(config, source, asked)
+        config = plain_if_lost(config, source, asked)
         config.__dict__.update(asked)
         return (config, unused) if return_unused_kwargs else config
 
@@ -866,10 +863,9 @@ class ElasticModel(_Named):
         if config is None:
             config, kwargs = source.config(ElasticConfig, kwargs)
         else:
-            config = plain_if_lost(config, source)
+            config = plain_if_lost(config, source, kwargs)
         native = cls.native_class(config, source)
         if not entries(config):
-            require_one_size(config, source, kwargs)
             kwargs = {key: value for key, value in kwargs.items() if key not in (*SIZE, "code_revision")}
             return native.from_pretrained(name_or_path, *args, config=config, **{**kwargs, **source.hub})
         depth, dim = resolve_size(config, *map(kwargs.get, SIZE))
