@@ -248,8 +248,8 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
 
 @dataclass
 class Loading:
-    """What a model is loaded from, at which size; and the name of its list of layers, and the pattern of the tensors
-    that are left out, until its layers are numbered."""
+    """How a model is loaded: from a source, at a size. Of a smaller size, `layers` names its list of layers, and
+    `left_out` is a pattern of the tensors that it does not read."""
 
     source: Source
     size: Size
