@@ -257,7 +257,7 @@ def write_parts(
 def plain_if_lost(config: PretrainedConfig, source: Source, asked: Mapping[str, Any]) -> PretrainedConfig:
     """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there. This
     happens after a save by the source's class. A saved size cannot fall back, so it is left as it is. Raises a
-    ValueError if the size that is asked for is less than all of a plain encoder."""
+    ValueError if `asked`, an `output_layer` or an `output_dim`, is less than all of a plain encoder."""
     elastic, file = entries(config), parts_file(source.variant)
     if Elasticity.of(config).has_tensors and "source_layers" not in elastic and not source.file(file):
         warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)

@@ -592,7 +592,7 @@ class ElasticMixin(_Model):
                 is_list = isinstance(getattr(encoder, name), nn.ModuleList)
                 setattr(encoder, name, nn.ModuleList() if is_list else nn.Module())
         loading.left_out = rf"(^|\.)({'|'.join(map(re.escape, left_out))})\."
-        ignored: Any = self._keys_to_ignore_on_load_unexpected
+        ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
         kind = list if ignored is None else type(ignored)  # a set, since transformers 5.12
         self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), loading.left_out])
 
