@@ -22,7 +22,7 @@ from ..encode.granularity import Granularity, Grid, is_elastic
 from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
 from ..encode.states import longest_text
-from ..modeling.configuration_elastic import Elasticity, cut_config, resolve_size
+from ..modeling.configuration_elastic import Elasticity, Size, cut_config, resolve_size
 from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, SIZE_TYPE, Source
 from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from ..models.auto import load_config, load_model
@@ -135,9 +135,7 @@ class Checkpoint:
 
     def source_layers(self, depth: int) -> list[int]:
         """The layers of the source that a depth runs, counted from 1, also where the checkpoint is a size."""
-        numbers = (getattr(self.config, "elastic", None) or {}).get("source_layers")
-        layers = self.depths.layers_of(depth)
-        return [numbers[layer - 1] for layer in layers] if numbers else layers
+        return Size.of(self.config, depth).source_layers
 
     @property
     def paths(self) -> list[int]:

@@ -95,8 +95,10 @@ def _modules(config: Any, layers: int) -> nn.ModuleDict:
         if layers in spec.table:
             modules["table"] = nn.Embedding(config.vocab_size, width)
         if layers and layers in spec.exits:
-            joint = (torch.empty(width, 2 * width), torch.empty(width)) if layers in spec.table else None
-            modules["exit"] = Exit(torch.empty(width, width), torch.empty(width), joint)
+            tensors = {"weight": torch.empty(width, width), "bias": torch.empty(width)}
+            if layers in spec.table:
+                tensors |= {"joint.weight": torch.empty(width, 2 * width), "joint.bias": torch.empty(width)}
+            modules["exit"] = Exit(tensors)
     return modules
 
 

@@ -97,10 +97,7 @@ def export_native(
     width = size.dim if projection is None else config.hidden_size
     model = load_model(checkpoint.folder, head, output_layer=size.layer, output_dim=width, **checkpoint.code_options)
     embeds = model is model.base_model
-    if checkpoint.is_m3bert:
-        native, to_output = convert_to_native(model, model_type), output_map(model) if embeds else None
-    else:
-        native, to_output = native_of(model, size.layer, width), map_of(model.base_model, size.layer, width)
+    native = convert_to_native(model, model_type) if checkpoint.is_m3bert else native_of(model, size.layer, width)
     native.config.exported_from = checkpoint.origin_of(size)
     if state_only(checkpoint, size.layer):
         native.config.exported_from["state_only"] = True
@@ -110,7 +107,7 @@ def export_native(
     if not checkpoint.is_m3bert:
         require_equal(model, folder, head)
     if embeds:
-        dense = dense_of(to_output, projection, size.dim, config.hidden_size)
+        dense = dense_of(output_map(model), projection, size.dim, config.hidden_size)
         write_settings(checkpoint, folder, dense, native.config.hidden_size)
         describe_native(checkpoint, folder, size, native.config, has_dense=dense is not None)
     if checkpoint.record is not None:
@@ -172,15 +169,6 @@ def native_of(model: Any, layer: int, dim: int) -> Any:
     weights = model.state_dict()
     native.load_state_dict({name: weights[name] for name in native.state_dict()})
     return native
-
-
-def map_of(encoder: Any, layer: int, dim: int) -> AffineMap | None:
-    """The map from the hidden state of an elastic encoder at a depth to its embedding; `None` if they are the same."""
-    if str(layer) in encoder.elastic.exits:
-        tensors = encoder.elastic.exits[str(layer)].state_dict()
-        return tensors["weight"][:dim], tensors["bias"][:dim]
-    width = encoder.config.hidden_size
-    return (torch.eye(dim, width), None) if dim < width else None
 
 
 @torch.no_grad()

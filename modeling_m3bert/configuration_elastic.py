@@ -23,6 +23,11 @@ SIZE = ("output_layer", "output_dim")
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
 
 
+def entries(config: PretrainedConfig) -> dict[str, Any]:
+    """What a config has under `elastic`: nothing, if it is not elastic."""
+    return getattr(config, "elastic", None) or {}
+
+
 @dataclass(frozen=True)
 class Elasticity:
     """
@@ -48,7 +53,7 @@ class Elasticity:
     @classmethod
     def of(cls, config: PretrainedConfig) -> Elasticity:
         """The depths of a model with this config; none if it is not elastic."""
-        values = getattr(config, "elastic", None) or {}
+        values = entries(config)
         depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
         exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
         return cls(depths, exits, table, ignored, values.get("fit"), values.get("refitted"))
@@ -63,7 +68,7 @@ class Elasticity:
             **({} if self.fit is None else {"fit": dict(self.fit)}),
             **({} if self.refitted is None else {"refitted": sorted(self.refitted)}),
         }
-        config.elastic = {**(getattr(config, "elastic", None) or {}), **values, **others}
+        config.elastic = {**entries(config), **values, **others}
         if 0 not in self.exits and getattr(config, "matryoshka_layers", None):
             config.matryoshka_layers = [depth for depth in config.matryoshka_layers if depth > 0]
 
@@ -96,8 +101,10 @@ class Elasticity:
 
     def owns(self, name: str) -> bool:
         """Whether these depths read a tensor of this name in the file of exits, refitted matrices and table."""
-        kind, depth, *_ = f"{name}.".split(".")
-        return bool(self.table) if kind == "table" else int(depth) in {*self.exits, *self.depths}
+        kind, _, rest = name.partition(".")
+        if kind == "table":
+            return bool(self.table)
+        return kind in ("exits", "paths") and rest.partition(".")[0] in map(str, {*self.exits, *self.depths})
 
     def shared_prefix(self, depth: int) -> int:
         """Number of layers at the start of a depth that run as in the whole model, with the same output."""
@@ -121,24 +128,6 @@ class Elasticity:
             )
 
 
-@dataclass(frozen=True)
-class Size:
-    """A size that a model is loaded at: the layers that are built and read, counted from 1; the depths that the model
-    then has, of a smaller one its depth alone; and whether all layers run."""
-
-    layers: Sequence[int]
-    elastic: Elasticity
-    is_whole: bool
-
-    @classmethod
-    def of(cls, config: PretrainedConfig) -> Size:
-        """The size that a config names. Raises a ValueError if it is not legal."""
-        (depth, _), spec = resolve_size(config), Elasticity.of(config)
-        spec.validate(config)
-        is_whole = depth == config.num_hidden_layers > 0
-        return cls(spec.layers_of(depth), spec if is_whole else spec.of_depths([depth]), is_whole)
-
-
 def legal_layers(config: PretrainedConfig) -> list[int]:
     """The depths at which a model of this config can be read: those of `elastic`, those it was trained at, and all of
     its layers. If it was trained at none (`matryoshka_layers=[]`), every prefix."""
@@ -151,7 +140,7 @@ def legal_layers(config: PretrainedConfig) -> list[int]:
 def legal_dims(config: PretrainedConfig) -> list[int]:
     """The numbers of dims at which a model of this config can be read."""
     trained = getattr(config, "matryoshka_dims", None)
-    if (getattr(config, "elastic", None) or {}).get("reads_all_dims"):
+    if entries(config).get("reads_all_dims"):
         return [config.hidden_size]
     return sorted({*trained, config.hidden_size}) if trained else list(range(1, config.hidden_size + 1))
 
@@ -176,6 +165,41 @@ def resolve_size(
     return chosen[0], chosen[1]
 
 
+@dataclass(frozen=True)
+class Size:
+    """
+    A size of a model, resolved once: what loading, running, saving and export read.
+
+    Args:
+        depth (`int`): Number of layers that run. 0 is the static table.
+        dim (`int`): Number of dims that are returned.
+        layers (`list[int]`): The layers that run, counted from 1.
+        source_layers (`list[int]`): The same layers, by their numbers in the source.
+        reads_table (`bool`): Whether the depth reads the static table.
+        is_whole (`bool`): Whether all layers run.
+        is_native (`bool`): Whether the native model of the layers gives the same vectors: they are the source's first,
+            and there is no exit and no truncation.
+    """
+
+    depth: int
+    dim: int
+    layers: list[int]
+    source_layers: list[int]
+    reads_table: bool
+    is_whole: bool
+    is_native: bool
+
+    @classmethod
+    def of(cls, config: PretrainedConfig, output_layer: int | None = None, output_dim: int | None = None) -> Size:
+        """The size of a config and of arguments, as in [`resolve_size`]."""
+        (depth, dim), spec = resolve_size(config, output_layer, output_dim), Elasticity.of(config)
+        layers, first = spec.layers_of(depth), [*range(1, depth + 1)]
+        numbers = entries(config).get("source_layers", ())  # of a model that is reduced to a size
+        source = [numbers[layer - 1] for layer in layers] if len(numbers) == config.num_hidden_layers else layers
+        is_native = source == first and depth not in spec.exits and dim == config.hidden_size
+        return cls(depth, dim, layers, source, depth in spec.table, depth == config.num_hidden_layers > 0, is_native)
+
+
 def set_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
     """Reduce a config to some layers, counted from 1."""
     depth = config.num_hidden_layers
@@ -196,14 +220,14 @@ def cut_config(config: PretrainedConfig, depth: int) -> None:
         below = [other for other in legal_layers(config) if other not in lost and other <= shared]
         config.matryoshka_layers = sorted({*below, depth}) if trained or lost or spec.is_path(depth) else []
     set_layers(config, layers)
-    if getattr(config, "elastic", None) is not None:
+    if entries(config):
         replace(spec.of_depths([depth]), depths={}, refitted=()).declare(config, source_layers=layers)
 
 
 def for_new_weights(config: PretrainedConfig) -> PretrainedConfig:
     """The config of a model with new weights: a copy with the layers of its `output_layer`, and without exits."""
     depth, _ = resolve_size(config)
-    if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
+    if depth == config.num_hidden_layers and not entries(config):
         return config
     if depth == 0:
         raise ValueError("Layer 0 is a static table, which is loaded (from_pretrained) or fitted, not new.")
@@ -212,14 +236,3 @@ def for_new_weights(config: PretrainedConfig) -> PretrainedConfig:
     config.elastic = None
     cut_config(config, depth)
     return config
-
-
-def loads_natively(config: PretrainedConfig) -> bool:
-    """Whether the native model of a config's layers gives the vectors of the elastic one: it has all dims, no exit,
-    and the source's first layers."""
-    first = [*range(1, config.num_hidden_layers + 1)]
-    layers = (getattr(config, "elastic", None) or {}).get("source_layers", first)
-    _, dim = resolve_size(config)
-    return (
-        config.num_hidden_layers not in Elasticity.of(config).exits and dim == config.hidden_size and layers == first
-    )

@@ -14,7 +14,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -30,13 +31,15 @@ from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .configuration_elastic import SIZE, Elasticity, resolve_size
+from .configuration_elastic import SIZE, Elasticity, entries, resolve_size
 
 
 CODE_FILES = ("configuration_elastic.py", "files_elastic.py", "modeling_elastic.py")
 EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
+CODE_OPTIONS = ("code_revision", "trust_remote_code")
 MODEL_OPTIONS = ("dtype", "torch_dtype", "quantization_config")  # a config would keep them: "auto" is no type
 # All heads that encoders of transformers have. One that is not named here would get all layers, some of them random.
 HEADS = (
@@ -62,19 +65,10 @@ SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
 @dataclass(frozen=True)
 class Source:
     """
-    How a model was loaded. All files and all code of it are found through this, so they are of one commit. The token
-    is neither printed nor pickled.
-
-    Args:
-        name (`str`): Hub id, or absolute path of a folder.
-        revision (`str`, *optional*): The commit on the Hub.
-        code_revision (`str`, *optional*): Revision of the model's own code. Default: `revision`.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether this code may run.
-        cache_dir (`str`, *optional*): As in [`~transformers.PreTrainedModel.from_pretrained`].
-        token (`str` or `bool`, *optional*): As there.
-        local_files_only (`bool`, *optional*, defaults to `False`): As there.
-        subfolder (`str`, *optional*, defaults to `""`): As there.
-        settings (`dict[str, bytes]`): The files of sentence-transformers when the model was loaded, by name.
+    How a model was loaded: a Hub id, or the absolute path of a folder, and options of `from_pretrained`. All files and
+    all code of it are found through this, so they are of one commit, `revision`; weights and exits are of one
+    `variant`. `settings` are the files of sentence-transformers, by name, when it was loaded. The token is neither
+    printed nor pickled.
     """
 
     name: str
@@ -85,13 +79,13 @@ class Source:
     token: str | bool | None = field(default=None, repr=False, compare=False)
     local_files_only: bool = False
     subfolder: str = ""
+    variant: str | None = None
     settings: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def at(cls, name: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Source:
-        """The source of a name and the options of `from_pretrained`, at the commit that their revision is now. Raises
-        an OSError if it cannot be reached."""
-        given = (*HUB_OPTIONS, "code_revision", "trust_remote_code")
+        """The source of a name, at the commit of its revision. Raises an OSError if it cannot be reached."""
+        given = (*HUB_OPTIONS, *CODE_OPTIONS, "variant")
         options = {key: options[key] for key in given if options.get(key) is not None}
         if __name__.startswith(DYNAMIC_MODULES):  # auto classes load this file at code_revision, and drop the option
             options["trust_remote_code"] = True
@@ -114,8 +108,8 @@ class Source:
     @property
     def options(self) -> dict[str, Any]:
         """The options of an auto class that find the same files and code."""
-        code = {"code_revision": self.code_revision, "trust_remote_code": self.trust_remote_code}
-        return {**self.hub, **{key: value for key, value in code.items() if value}}
+        code = {key: value for key in CODE_OPTIONS if (value := getattr(self, key))}
+        return {**self.hub, **code}
 
     def file(self, name: str, **flags: Any) -> str | None:
         """Path of a file, `None` if there is none. Takes the flags of `cached_file`."""
@@ -142,16 +136,15 @@ class Source:
             files = ((name, self.file(name)) for name in names)
             return {name: Path(file).read_bytes() for name, file in files if file is not None}
 
-        files = read(SETTINGS_FILES[0])
-        if not files:
+        if not (files := read(SETTINGS_FILES[0])):
             return self
         files |= read(SETTINGS_FILES[1]) | next(filter(None, map(read, SETTINGS_FILES[2:])), {})
         try:
-            modules = json.loads(files[SETTINGS_FILES[0]])
+            paths = [str(module.get("path")) for module in json.loads(files[SETTINGS_FILES[0]])]
         except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
-            modules = []
-        folders = [path.rstrip("/") for module in modules if re.fullmatch(FOLDER, path := str(module.get("path")))]
-        names = [f"{folder}/{name}" for folder in folders for name in ("config.json", "model.safetensors")]
+            paths = []
+        folders = [path.rstrip("/") for path in paths if re.fullmatch(FOLDER, path)]
+        names = [f"{folder}/{name}" for folder in folders for name in ("config.json", WEIGHTS)]
         return replace(self, settings={**files, **read(*names)})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,19 +180,23 @@ def of_variant(file: str, variant: str | None) -> str:
 
 
 def parts_file(variant: str | None) -> str:
-    """The name of the file of the parts, which each variant has for itself."""
     return f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
 
 
-def weight_files(source: Source, variant: str | None = None) -> list[str | Path]:
+def shards_of(index: str | Path | None) -> list[str]:
+    """The files that the index of sharded weights names; none if there is no index."""
+    if index is None or not Path(index).is_file():
+        return []
+    return sorted(set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()))
+
+
+def weight_files(source: Source) -> list[str]:
     """The files that the library reads the weights of a folder or repository from: one, or those that its index
     names. Those of other variants are none of them."""
-    whole = source.file(of_variant("model.safetensors", variant))
-    if whole is not None:
+    if whole := source.file(of_variant(WEIGHTS, source.variant)):
         return [whole]
-    index = source.file(of_variant("model.safetensors.index.json", variant))
-    shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
-    files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in sorted(shards))
+    shards = shards_of(source.file(of_variant(INDEX, source.variant)))
+    files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in shards)
     return [file for file in files if file is not None]
 
 
@@ -217,20 +214,16 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def read_parts(source: Source, elastic: Elasticity, variant: str | None, **flags: Any) -> dict[str, torch.Tensor]:
-    """
-    The parts of some depths, by their names in the file; none if there is no file. Takes the flags of `cached_file`.
-
-    Raises:
-        ValueError: if the file is broken or incomplete, or was made for other weights than those beside it.
-    """
-    file = source.file(parts_file(variant), **flags)
+def read_parts(source: Source, elastic: Elasticity) -> dict[str, torch.Tensor]:
+    """The parts of some depths, by their names in the file; none if there is no file. Raises a ValueError if the file
+    is broken or incomplete, or was made for other weights than those beside it."""
+    file = source.file(parts_file(source.variant))
     if file is None:
         return {}
     try:
         with safe_open(file, "pt") as stored:
             made_for = (stored.metadata() or {}).get("weights")
-            if made_for is not None and made_for != fingerprint_of(weight_files(source, variant)):
+            if made_for is not None and made_for != fingerprint_of(weight_files(source)):
                 raise ValueError(
                     f"The weights of {source.name} have changed since its exits and table were fitted: fit them again "
                     "(m3bert fit)."
@@ -254,34 +247,28 @@ def write_parts(
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    named = {name.replace("table.weight", "table"): tensor.detach().cpu() for name, tensor in tensors.items()}
-    if "table" in named and not exact:
-        named["table"] = named["table"].half()
-    named = {name: tensor.contiguous() for name, tensor in named.items()}
-    save_file(named, file, {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder)), variant))})
+    parts = {name.replace("table.weight", "table"): value.detach().cpu() for name, value in tensors.items()}
+    if "table" in parts and not exact:
+        parts["table"] = parts["table"].half()
+    metadata = {"format": "pt", "weights": fingerprint_of(weight_files(Source(str(folder), variant=variant)))}
+    save_file({name: value.contiguous() for name, value in parts.items()}, file, metadata)
 
 
-def plain_if_lost(config: PretrainedConfig, source: Source, variant: str | None) -> PretrainedConfig:
+def plain_if_lost(config: PretrainedConfig, source: Source, asked: Mapping[str, Any]) -> PretrainedConfig:
     """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there. This
-    happens after a save by the source's class. A saved size cannot fall back, so it is left as it is."""
-    elastic, spec = getattr(config, "elastic", None) or {}, Elasticity.of(config)
-    if not spec.has_tensors or "source_layers" in elastic or source.file(parts_file(variant)):
-        return config
-    warnings.warn(
-        f"{source.name} has no {parts_file(variant)}, so it is the plain encoder, at its full size.", stacklevel=2
-    )
-    config = copy.deepcopy(config)
-    config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
-    for option in SIZE:
-        config.__dict__.pop(option, None)
-    return config
-
-
-def require_one_size(config: PretrainedConfig, source: Source, asked: Mapping[str, Any]) -> None:
-    """Raise a ValueError if `output_layer` or `output_dim` name less than all of a plain encoder."""
-    size, full = resolve_size(config, *map(asked.get, SIZE)), (config.num_hidden_layers, config.hidden_size)
-    if size != full:
+    happens after a save by the source's class. A saved size cannot fall back, so it is left as it is. Raises a
+    ValueError if `asked`, an `output_layer` or an `output_dim`, is less than all of a plain encoder."""
+    elastic, file = entries(config), parts_file(source.variant)
+    if Elasticity.of(config).has_tensors and "source_layers" not in elastic and not source.file(file):
+        warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
+        config = copy.deepcopy(config)
+        config.elastic, config.auto_map = None, elastic.get("source_auto_map") or {}
+        for option in SIZE:
+            vars(config).pop(option, None)
+    full = config.num_hidden_layers, config.hidden_size
+    if not entries(config) and (size := resolve_size(config, *map(asked.get, SIZE))) != full:
         raise ValueError(f"{source.name} has one size, {full[0]} layers and {full[1]} dims, not {size}.")
+    return config
 
 
 # What is written beside the weights
@@ -331,22 +318,19 @@ def trained_size(adapter: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return (values.get("auto_mapping") or {}).get("elastic", {})
 
 
-def times_of(folder: Path) -> dict[str, int]:
-    """When each file of a folder was written, in nanoseconds."""
-    return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
+@contextmanager
+def uploading(folder: Path, repo_id: str, private: bool | None = None, **options: Any) -> Iterator[None]:
+    """Upload the files of a folder that are written meanwhile, to a repository on the Hub, which is made if there is
+    none."""
 
+    def times() -> dict[str, int]:
+        return {file.relative_to(folder).as_posix(): file.stat().st_mtime_ns for file in folder.rglob("*")}
 
-def upload(
-    folder: Path,
-    names: list[str],
-    repo_id: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    **commit: Any,
-) -> None:
-    """Upload some files of a folder to a repository on the Hub, which is made if there is none."""
+    before = times()
+    yield
+    written = [name for name, time in times().items() if before.get(name) != time]
+    revision, token = options.get("revision"), options.get("token")
     repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
     if revision is not None:
         create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, revision=revision, token=token, **commit)
+    upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=written, **options)

@@ -13,16 +13,18 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_elastic import (
@@ -31,24 +33,25 @@ from .configuration_elastic import (
     Elasticity,
     Size,
     cut_config,
+    entries,
     for_new_weights,
-    loads_natively,
     resolve_size,
     set_layers,
 )
 from .files_elastic import (
     HEADS,
+    INDEX,
+    WEIGHTS,
     Source,
     describe,
     of_variant,
     parts_file,
     plain_if_lost,
     read_parts,
-    require_one_size,
+    shards_of,
     source_of,
-    times_of,
     trained_size,
-    upload,
+    uploading,
     write_parts,
     write_settings,
 )
@@ -60,6 +63,7 @@ else:
     _Model = object
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
 AffineMap = tuple[torch.Tensor, torch.Tensor]  # weight and bias
+Part = TypeVar("Part", bound=torch.Tensor | nn.Module)
 
 
 # The parts that a native model lacks
@@ -68,21 +72,19 @@ AffineMap = tuple[torch.Tensor, torch.Tensor]  # weight and bias
 class Exit(nn.Module):
     """
     The exit of a depth: an affine map from its hidden state to the embedding space of the whole model. `d` dims use
-    the first `d` rows. With `joint`, the exit is an affine map of `[x, static]`, of the hidden state and the static
-    vector of its text; `weight` and `bias` are then the map of the hidden state alone, which native models have
-    instead. It is no `nn.Linear`: peft would adapt, and merge, the map that is not read.
+    the first `d` rows. A *joint* map reads `[x, static]`, the hidden state and the static vector of its text; `weight`
+    and `bias` are then the map of the hidden state alone, which native models have instead. An exit is no `nn.Linear`:
+    peft would adapt, and merge, the map that is not read.
 
     Args:
-        weight (`torch.Tensor` of shape `(hidden_size, hidden_size)`): Weight.
-        bias (`torch.Tensor` of shape `(hidden_size,)`): Bias.
-        joint (`tuple[torch.Tensor, torch.Tensor]`, *optional*): Weight `(hidden_size, 2 * hidden_size)` and bias.
+        tensors (`dict`): `weight` `(hidden_size, hidden_size)` and `bias` `(hidden_size,)`, and of a joint map
+            `joint.weight` `(hidden_size, 2 * hidden_size)` and `joint.bias` `(hidden_size,)`.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, joint: AffineMap | None = None):
+    def __init__(self, tensors: Mapping[str, torch.Tensor]):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias.contiguous())
-        named = () if joint is None else zip(("weight", "bias"), joint, strict=True)
-        self.joint = nn.ParameterDict({name: tensor.contiguous() for name, tensor in named})
+        self.weight, self.bias = nn.Parameter(tensors["weight"]), nn.Parameter(tensors["bias"])
+        self.joint = nn.ParameterDict(grouped(tensors).get("joint", {}))
 
     def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
         """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`. Without it, the map
@@ -98,7 +100,7 @@ class Exit(nn.Module):
 
 class ElasticParts(nn.Module):
     """
-    The parts of an elastic model that the native one lacks.
+    The parts of an elastic model that the native one lacks, from tensors by their names in the file.
 
     Attributes:
         exits (`nn.ModuleDict`): Depth -> [`Exit`].
@@ -107,29 +109,13 @@ class ElasticParts(nn.Module):
         table (`nn.Embedding`, *optional*): The static table, with one row per token of the vocabulary.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor] = {}) -> None:
         super().__init__()
-        self.exits, self.paths = nn.ModuleDict(), nn.ModuleDict()
-        self.table: nn.Embedding | None = None
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> ElasticParts:
-        """The parts with these tensors, by their names in the file."""
-        parts = cls()
-        depths: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name == "table":
-                parts.table = nn.Embedding.from_pretrained(tensor, freeze=False)
-            else:
-                kind, depth, name = name.split(".", 2)
-                depths.setdefault((kind, depth), {})[name] = tensor
-        for (kind, depth), named in depths.items():
-            if kind == "paths":
-                parts.paths[depth] = _tree(named)
-            else:
-                joint = (named["joint.weight"], named["joint.bias"]) if "joint.weight" in named else None
-                parts.exits[depth] = Exit(named["weight"], named["bias"], joint)
-        return parts
+        exits, paths = (grouped(grouped(tensors).get(kind, {})) for kind in ("exits", "paths"))
+        self.exits = nn.ModuleDict({depth: Exit(named) for depth, named in exits.items()})
+        self.paths = nn.ModuleDict({depth: module_of(named) for depth, named in paths.items()})
+        table = tensors.get("table")
+        self.table = None if table is None else nn.Embedding.from_pretrained(table, freeze=False)
 
     # torch.compile cannot make a name out of a depth that varies between calls.
 
@@ -143,18 +129,24 @@ class ElasticParts(nn.Module):
         return next((dict(path.named_parameters()) for name, path in self.paths.items() if int(name) == depth), {})
 
 
-def _tree(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+def grouped(parts: Mapping[str, Part]) -> dict[str, dict[str, Part]]:
+    """Parts by the first step of their names, and by the rest of it."""
+    groups: dict[str, dict[str, Part]] = {}
+    for name, part in parts.items():
+        first, _, rest = name.partition(".")
+        groups.setdefault(first, {})[rest] = part
+    return groups
+
+
+def module_of(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
     """A module whose parameters have these names, dots included."""
-    root = nn.Module()
-    for name, tensor in tensors.items():
-        *path, leaf = name.split(".")
-        node = root
-        for part in path:
-            if part not in node._modules:
-                node.add_module(part, nn.Module())
-            node = node.get_submodule(part)
-        node.register_parameter(leaf, nn.Parameter(tensor.contiguous()))
-    return root
+    module = nn.Module()
+    for name, group in grouped(tensors).items():
+        if "" in group:
+            module.register_parameter(name, nn.Parameter(group[""]))
+        else:
+            module.add_module(name, module_of(group))
+    return module
 
 
 def static_vectors(
@@ -223,18 +215,14 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 def replaced(module: nn.Module, parts: Mapping[str, torch.Tensor | nn.Module]) -> Any:
     """A module in which some parameters or submodules are others; everything else is shared. An adapter of a changed
     submodule is left out: it was made for the other weights."""
-    copies = {"": shallow_copy(module)}
-    for name, part in parts.items():
-        path, _, leaf = name.rpartition(".")
-        node, at = copies[""], ""
-        for step in path.split(".") if path else ():
-            at = f"{at}.{step}" if at else step
-            if at not in copies:
-                child = node.get_submodule(step)
-                copies[at] = node._modules[step] = shallow_copy(getattr(child, "base_layer", child))
-            node = copies[at]
-        node.__dict__["_modules" if isinstance(part, nn.Module) else "_parameters"][leaf] = part
-    return copies[""]
+    new = shallow_copy(module)
+    for name, group in grouped(parts).items():
+        part = group.get("")
+        if part is None:
+            child = module.get_submodule(name)
+            part = replaced(getattr(child, "base_layer", child), group)
+        vars(new)["_modules" if isinstance(part, nn.Module) else "_parameters"][name] = part
+    return new
 
 
 def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
@@ -258,14 +246,15 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     return new
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loading:
-    """What a model is loaded from: the size, the source, the variant of the weights, and whether to download again."""
+    """How a model is loaded: from a source, at a size. Of a smaller size, `layers` names its list of layers, and
+    `left_out` is a pattern of the tensors that it does not read."""
 
-    size: Size
     source: Source
-    variant: str | None
-    again: bool
+    size: Size
+    layers: str = ""
+    left_out: str = ""
 
 
 class ElasticMixin(_Model):
@@ -285,7 +274,7 @@ class ElasticMixin(_Model):
         encoder.elastic = ElasticParts()
         if loading is not None:
             encoder.loading = loading
-            encoder._leave_out(loading.size)
+            self._leave_out(loading)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)
@@ -303,18 +292,10 @@ class ElasticMixin(_Model):
         **kwargs: Any,
     ) -> Any:
         """
-        As the native `forward`, at a size.
-
-        Args:
-            args: Arguments of the native `forward`.
-            output_layer (`int`, *optional*): Depth. Default: that of the config, else all layers.
-            output_dim (`int`, *optional*): Number of dims to return. Default: that of the config, else all.
-            static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
-                [`~ElasticMixin.static_states`], for a depth that reads the static table. Default: computed from
-                `input_ids`.
-            before_exit (`bool`, *optional*, defaults to `False`): Return the native output of all layers.
-            return_dict (`bool`, *optional*): As in the native `forward`.
-            kwargs: Arguments of the native `forward`.
+        As the native `forward`, at a size: a depth (`output_layer`) and a number of dims to return (`output_dim`), by
+        default the config's, else all. `static_states` `(batch, 1 or tokens, hidden_size)` are the result of
+        [`~ElasticMixin.static_states`], for a depth that reads the static table beside other inputs than `input_ids`.
+        With `before_exit`, the native output of all layers.
 
         Returns:
             The native output, whose `last_hidden_state` `(batch, tokens, output_dim)` is the exit of the hidden state.
@@ -325,31 +306,31 @@ class ElasticMixin(_Model):
         """
         if before_exit:
             return self.native_forward(*args, return_dict=return_dict is not False, **kwargs)
-        depth, dim = resolve_size(self.config, output_layer, output_dim)
-        static, given = static_states, dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
-        ids = given.get("input_ids")
-        if depth in Elasticity.of(self.config).table and static is None:
+        size = Size.of(self.config, output_layer, output_dim)
+        given = dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
+        ids, static = given.get("input_ids"), static_states
+        if size.reads_table and static is None:
             if ids is None:
                 raise ValueError(
-                    f"Depth {depth} reads the static table by token ids: pass input_ids, or static_states beside "
+                    f"Depth {size.depth} reads the static table by token ids: pass input_ids, or static_states beside "
                     "inputs_embeds."
                 )
-            width = dim if depth == 0 else None
+            width = size.dim if size.depth == 0 else None
             static = self.static_states(ids, given.get("attention_mask"), given.get("cu_seq_lens_q"), width)
-        if depth == 0:
+        if size.depth == 0:
             like = given["inputs_embeds"][..., :1] if ids is None else ids.unsqueeze(-1)
-            output: Any = BaseModelOutput(last_hidden_state=self.exit_state(0, like, dim, static))
+            output: Any = BaseModelOutput(last_hidden_state=like)
+        elif size.is_whole:
+            output = self.native_forward(*args, return_dict=True, **kwargs)
         else:
-            model = self if depth == self.config.num_hidden_layers else self.at(depth)
-            if model is not self and "use_cache" in inspect.signature(self.forward).parameters:
+            if "use_cache" in inspect.signature(self.forward).parameters:
                 kwargs["use_cache"] = False  # the layers have other numbers in a cache
-            output = model.native_forward(*args, return_dict=True, **kwargs)
-            output.last_hidden_state = self.exit_state(depth, output.last_hidden_state, dim, static)
+            output = self.at(size.depth).native_forward(*args, return_dict=True, **kwargs)
+        output.last_hidden_state = self.exit_state(size.depth, output.last_hidden_state, size.dim, static)
         as_dict = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
 
     def native_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the native class."""
         return super().forward(*args, **kwargs)
 
     def static_states(
@@ -359,10 +340,8 @@ class ElasticMixin(_Model):
         cu_seq_lens: torch.Tensor | None = None,
         dim: int | None = None,
     ) -> torch.Tensor:
-        """The static vectors of texts at the first `dim` dims ([`static_vectors`]).
-
-        Raises:
-            ValueError: if the model has no static table."""
+        """The static vectors of texts at the first `dim` dims ([`static_vectors`]). Raises a ValueError if the model
+        has no static table."""
         if self.elastic.table is None:
             raise ValueError("The model has no static table.")
         ignored = Elasticity.of(self.config).ignored_ids
@@ -372,9 +351,9 @@ class ElasticMixin(_Model):
         self, depth: int, state: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None
     ) -> torch.Tensor:
         """
-        Apply the exit of a depth to its hidden state `(..., hidden_size)`, which is after the final norm, and keep the
-        first `dim` dims. A depth without an exit only does the latter. `static` are the static vectors of the texts,
-        in a shape that broadcasts to `state`; a depth that does not read the static table ignores it.
+        The exit of the hidden state `(..., hidden_size)` of a depth, after the final norm, at the first `dim` dims. A
+        depth without an exit only does the latter. `static` are the static vectors of the texts, in a shape that
+        broadcasts to `state`; a depth that does not read the static table ignores it.
 
         Raises:
             ValueError: if the depth reads the static table and there is no `static`.
@@ -402,8 +381,7 @@ class ElasticMixin(_Model):
 
     def at(self, depth: int) -> Any:
         """A [`view`] of the native model at a depth, without its exit."""
-        layers = Elasticity.of(self.config).layers_of(depth)
-        return view(self, layers, self.layers_at(depth)) if layers else view(self, [])
+        return view(self, Elasticity.of(self.config).layers_of(depth), self.layers_at(depth))
 
     # Depths
 
@@ -451,9 +429,9 @@ class ElasticMixin(_Model):
         for depth, (_, matrices) in paths.items():
             tensors |= {f"paths.{depth}.{name}": matrix for name, matrix in matrices.items()}
         self._check_parts(tensors, spec, "The new depths")
-        tensors = {name: value.detach().to(like, copy=True) for name, value in tensors.items()}
-        self.elastic = ElasticParts.of(tensors)
-        config.elastic = {**(getattr(config, "elastic", None) or {}), "fit": None}
+        tensors = {name: value.detach().to(like, copy=True).contiguous() for name, value in tensors.items()}
+        self.elastic = ElasticParts(tensors)
+        config.elastic = {**entries(config), "fit": None}
         spec.declare(config)
 
     def drop_depths(self, depths: Iterable[int]) -> None:
@@ -525,19 +503,12 @@ class ElasticMixin(_Model):
         output_layer: int | None = None,
         output_dim: int | None = None,
         output_loading_info: bool = False,
+        adapter_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """
-        Load a model as [`~transformers.PreTrainedModel.from_pretrained`] does, at a size.
-
-        Args:
-            pretrained_model_name_or_path (`str` or `os.PathLike`): Hub id or folder.
-            args: As in the library.
-            config ([`~transformers.PreTrainedConfig`], *optional*): Config of the model.
-            output_layer (`int`, *optional*): Depth: only its layers are built and read. Default: all layers.
-            output_dim (`int`, *optional*): Number of dims to return. Default: all.
-            output_loading_info (`bool`, *optional*, defaults to `False`): Return the loading info, too.
-            kwargs: As in the library, such as `dtype` and `revision`. The weights are read from safetensors only.
+        As [`~transformers.PreTrainedModel.from_pretrained`], at a size: only the layers of the depth `output_layer`
+        are built and read, and `output_dim` dims returned; by default all. Weights are read from safetensors only.
 
         Raises:
             ValueError: if the size is not legal, a tensor of the encoder is missing, the file of exits and table does
@@ -549,10 +520,10 @@ class ElasticMixin(_Model):
         else:
             origin = source if config is None else Source.at(config, kwargs)
             config, kwargs = origin.config(ElasticConfig if cls.made_of else cls.config_class, kwargs)
-        kwargs = {**kwargs, **source.hub, "use_safetensors": True}
-        kwargs.pop("code_revision", None)
+        kwargs = {key: value for key, value in kwargs.items() if key != "code_revision"}
+        kwargs |= {**source.hub, "use_safetensors": True}
         adapter = {key: value for key, value in source.hub.items() if key in ("cache_dir", "local_files_only")}
-        adapter |= kwargs.pop("adapter_kwargs", None) or {}
+        adapter |= adapter_kwargs or {}
         adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
         trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
         for option, value in zip(SIZE, (output_layer, output_dim), strict=True):
@@ -560,7 +531,10 @@ class ElasticMixin(_Model):
                 value = trained.get(option)
             if value is not None:
                 setattr(config, option, value)
-        loading = Loading(Size.of(config), source, kwargs.get("variant"), kwargs.get("force_download", False))
+        Elasticity.of(config).validate(config)
+        loading = Loading(source, Size.of(config))
+        if kwargs.get("force_download"):
+            source.file(parts_file(source.variant), force_download=True)
         try:
             model, info = super().from_pretrained(
                 name, *args, config=config, loading=loading, output_loading_info=True, **kwargs
@@ -581,69 +555,82 @@ class ElasticMixin(_Model):
     def _finish_loading(self) -> None:
         """Make the model of its size of what the library has read, once."""
         encoder: Any = self.base_model
-        loading: Loading | None = encoder.__dict__.pop("loading", None)
+        loading: Loading | None = vars(encoder).pop("loading", None)
         if loading is None:
             return
         if any(parameter.is_meta for parameter in self.parameters()):
             self.tie_weights()  # transformers 5.3 leaves this out in remote code
-        if not loading.size.is_whole:
-            encoder._number_layers(loading.size)
-        encoder._read_parts(loading, main_device(self))
+        size, spec = loading.size, Elasticity.of(encoder.config)
+        if not size.is_whole:
+            spec = spec.of_depths([size.depth])
+            encoder._number_layers(loading)
+            for model in (self, encoder):
+                if ignored := model._keys_to_ignore_on_load_unexpected:
+                    rest = [pattern for pattern in ignored if pattern != loading.left_out]
+                    model._keys_to_ignore_on_load_unexpected = type(ignored)(rest)
+        if spec.depths or spec.exits:
+            encoder._read_parts(loading, spec, vars(self).get("hf_device_map"))
         encoder.loaded_from = loading.source.with_settings()
         self.eval()
 
-    def _leave_out(self, size: Size) -> None:
-        """Put empty modules in place of what does not run, before weights are read: layers have the numbers of the
-        source until then."""
-        name, layers = layer_list(self, self.config.num_hidden_layers)
-        gone = [number for number in range(len(layers)) if number + 1 not in size.layers]
-        for number in gone:
-            layers[number] = nn.Module()
-        patterns = [rf"(^|\.){re.escape(name)}\.({'|'.join(map(str, gone))})\."] if gone else []
-        if not size.layers:
-            for child in [key for key in self._modules if key != "elastic"]:
-                setattr(self, child, nn.ModuleList() if child == name else nn.Module())
-            patterns = [".*"]
+    def _leave_out(self, loading: Loading) -> None:
+        """Remove what does not run, before weights are read. The layers that run keep their numbers in the source
+        until then: some encoders read these when they are built."""
+        encoder: Any = self.base_model
+        size = loading.size
+        if size.is_whole:
+            return
+        loading.layers, layers = layer_list(encoder, encoder.config.num_hidden_layers)
+        if size.depth > 0:
+            numbers = {*range(1, len(layers) + 1)}.difference(size.layers)
+            left_out = [f"{loading.layers}.{number - 1}" for number in sorted(numbers)]
+            for number in numbers:
+                delattr(layers, str(number - 1))
+        else:
+            left_out = [name for name, _ in encoder.named_children() if name != "elastic"]
+            for name in left_out:
+                is_list = isinstance(getattr(encoder, name), nn.ModuleList)
+                setattr(encoder, name, nn.ModuleList() if is_list else nn.Module())
+        loading.left_out = rf"(^|\.)({'|'.join(map(re.escape, left_out))})\."
         ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
-        kind = list if ignored is None else type(ignored)
-        self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), *patterns])
+        kind = list if ignored is None else type(ignored)  # a set, since transformers 5.12
+        self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), loading.left_out])
 
-    def _number_layers(self, size: Size) -> None:
-        """Number the layers in the order in which they run."""
+    def _number_layers(self, loading: Loading) -> None:
+        """Number the layers that run as a native model of them does. Its config remembers the source's."""
         config, whole = self.config, self.config.num_hidden_layers
-        if size.layers:
-            name, layers = layer_list(self, whole)
-            path, _, leaf = name.rpartition(".")
-            running = nn.ModuleList(layers[number - 1] for number in size.layers)
+        if loading.size.depth > 0:
+            path, _, leaf = loading.layers.rpartition(".")
+            running = nn.ModuleList(self.get_submodule(loading.layers).children())
             setattr(self.get_submodule(path), leaf, running)
             for place, layer in enumerate(running):
                 for module in layer.modules():
-                    if "layer_idx" in module.__dict__:  # of its keys and values in a cache
-                        module.__dict__["layer_idx"] = place
+                    if "layer_idx" in vars(module):  # of its keys and values in a cache
+                        vars(module)["layer_idx"] = place
         names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
         source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
-        cut_config(config, len(size.layers))
+        cut_config(config, loading.size.depth)
         if self.made_of and config.elastic:
             config.elastic["source"] = source
-        for module in self.modules():
-            other = module.__dict__.get("config")
-            if other is not None and other is not config and getattr(other, "num_hidden_layers", None) == whole:
+        for module in self.modules():  # some have a copy of the config
+            if getattr(vars(module).get("config"), "num_hidden_layers", None) == whole:
                 module.config = config
 
-    def _read_parts(self, loading: Loading, main: torch.device | None) -> None:
-        """Read the parts of a size. Exits are put where the last layer runs, and the table where token ids are; layers
-        that are offloaded run on `main`."""
-        size, source, variant = loading.size, loading.source, loading.variant
-        if not size.elastic.depths and not size.elastic.exits:
-            return
-        tensors = read_parts(source, size.elastic, variant, force_download=loading.again)
-        self._check_parts(tensors, Elasticity.of(self.config), f"{source.name}/{parts_file(variant)}")
-        like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
-        main, depth = main or like.device, self.config.num_hidden_layers
+    def _read_parts(self, loading: Loading, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
+        """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are:
+        the first accelerator of a device map, which runs what is offloaded."""
+        config, source, depth = self.config, loading.source, self.config.num_hidden_layers
+        tensors = read_parts(source, spec)
+        self._check_parts(tensors, Elasticity.of(config), f"{source.name}/{parts_file(source.variant)}")
+        like = next(self.parameters(), torch.empty(0, dtype=dtype_of(config)))
+        main = like.device
+        if device_map is not None:
+            accelerators = [place for place in device_map.values() if str(place) not in ("cpu", "disk")]
+            main = torch.device(accelerators[0] if accelerators else "cpu")
         last = next((value.device for value in layer_list(self, depth)[1][-1].parameters()), main) if depth else main
         places = {True: main, False: main if last.type == "meta" else last}
-        parts = ElasticParts.of({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
-        if not size.is_whole:
+        parts = ElasticParts({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
+        if not loading.size.is_whole:
             for key, matrix in parts.refitted(depth).items():
                 replace_weight(self, key, matrix.detach())
             parts.paths = nn.ModuleDict()
@@ -662,19 +649,16 @@ class ElasticMixin(_Model):
         **kwargs: Any,
     ) -> None:
         """
-        Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, with its exits, paths and table, this
-        code, and, of an encoder, the settings of sentence-transformers that it was loaded with. A size gives the same
-        vectors when it is loaded again. The static table is saved in float16 unless `exact=True`, with which training
-        resumes exactly. Of a model with an adapter, the adapter alone is saved, with the size that it was trained at.
+        As [`~transformers.PreTrainedModel.save_pretrained`], with exits, paths and table, this code, and, of an
+        encoder, the settings of sentence-transformers that it was loaded with. A size gives the same vectors when it
+        is loaded again. The table becomes float16 unless `exact`, with which training resumes exactly. Of a model with
+        an adapter, the adapter alone is saved, with the size that it was trained at.
         """
         folder = Path(save_directory)
         if push_to_hub:
             hub = {key: kwargs.pop(key) for key in PUSH_OPTIONS if key in kwargs}
-            before = times_of(folder)
-            self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
-            if is_main_process:
-                written = [name for name, time in times_of(folder).items() if before.get(name) != time]
-                upload(folder, written, **{"repo_id": folder.name, **hub})
+            with uploading(folder, **{"repo_id": folder.name, **hub}) if is_main_process else nullcontext():
+                self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
             return
         if self._hf_peft_config_loaded:
             for name in self.active_adapters():
@@ -690,13 +674,7 @@ class ElasticMixin(_Model):
             write_settings(encoder, folder)  # a classifier embeds nothing
 
     def _save_whole(
-        self,
-        folder: Path,
-        is_main_process: bool,
-        state_dict: dict[str, torch.Tensor] | None,
-        *args: Any,
-        exact: bool,
-        **kwargs: Any,
+        self, folder: Path, is_main_process: bool, state_dict: Any, *args: Any, exact: bool, **kwargs: Any
     ) -> None:
         """Save a model without an adapter, but for the settings of sentence-transformers."""
         encoder: Any = self.base_model
@@ -704,33 +682,29 @@ class ElasticMixin(_Model):
         tensors = self.state_dict() if state_dict is None else state_dict
         parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         native = {key: value for key, value in tensors.items() if not key.startswith(prefix)}
-        config, has_own_code = encoder.config, encoder.made_of is None
-        elastic, depth = getattr(config, "elastic", None) or {}, config.num_hidden_layers
-        is_native = has_own_code or loads_natively(config)
-        if not is_native and depth > 0:  # layers have the numbers of the source, which some encoders read
-            name = layer_list(encoder, depth)[0]
-            numbers = elastic.get("source_layers", range(1, depth + 1))
-            if "hf_device_map" in self.__dict__:
-                native = with_values(self, native)
-            native = {_in_source(key, name, numbers): value for key, value in native.items()}
+        has_own_code, size = encoder.made_of is None, Size.of(encoder.config, encoder.config.num_hidden_layers)
+        is_native = has_own_code or size.is_native
+        if not is_native and size.depth > 0:  # layers have the numbers of the source, which some encoders read
+            name = layer_list(encoder, size.depth)[0]
+            if "hf_device_map" in vars(self):
+                native |= {key: getitem(*offloaded(self, key)) for key, value in native.items() if value.is_meta}
+            native = {_in_source(key, name, size.source_layers): value for key, value in native.items()}
         super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
         if not is_main_process:
             return
         variant = kwargs.get("variant")
-        forms = [folder / of_variant(file, variant) for file in ("model.safetensors", "model.safetensors.index.json")]
-        if all(file.is_file() for file in forms):  # one of them is of an earlier save, and the library keeps it
-            min(forms, key=lambda file: file.stat().st_mtime_ns).unlink()
-        if depth == 0:  # the library writes no file then, and reads none without one
-            save_file({}, forms[0], metadata={"format": "pt"})
+        single, index = (folder / of_variant(file, variant) for file in (WEIGHTS, INDEX))
+        if size.depth == 0:  # the library writes no file then, and reads none without one
+            save_file({}, single, metadata={"format": "pt"})
+        if single.is_file() and index.is_file():  # one of them is of an earlier save, whose shards the library removed
+            shards = [folder / shard for shard in shards_of(index)]
+            (single if shards and all(shard.is_file() for shard in shards) else index).unlink()
         write_parts(folder, parts, exact=exact, variant=variant)
-        if elastic and not has_own_code:
+        if entries(encoder.config) and not has_own_code:
             describe(folder, native=is_native)
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """As in the library.
-
-        Raises:
-            ValueError: if the adapter was trained at another size, or on another source."""
+        """As in the library. Raises a ValueError if the adapter was trained at another size, or on another source."""
         self._finish_loading()  # of one beside the model, which the library loads after the weights
         report = super().load_adapter(*args, **kwargs)
         name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
@@ -761,45 +735,25 @@ def _in_source(key: str, name: str, numbers: Sequence[int]) -> str:
 
 def dtype_of(config: PretrainedConfig) -> torch.dtype:
     """Type of the weights that a config names, else float32."""
-    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+    dtype = getattr(config, "dtype", None) or torch.float32
     return getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
 
 
-# Models on several devices
-
-
-def main_device(model: PreTrainedModel) -> torch.device | None:
-    """The device that runs what is offloaded; `None` if the model was loaded without a `device_map`."""
-    if "hf_device_map" not in model.__dict__:
-        return None
-    places = [place for place in model.hf_device_map.values() if str(place) not in ("cpu", "disk")]
-    return torch.device(places[0] if places else "cpu")
-
-
-def offloaded(module: nn.Module) -> Any:
-    """What accelerate reads the offloaded weights of a module from: a mapping with their names."""
-    hook: Any = module._hf_hook
-    return next(part.weights_map for part in getattr(hook, "hooks", [hook]) if hasattr(part, "weights_map"))
+def offloaded(model: nn.Module, name: str) -> tuple[Any, str]:
+    """What accelerate reads an offloaded weight of a model from, and the name of the weight there."""
+    path, _, leaf = name.rpartition(".")
+    hook: Any = model.get_submodule(path)._hf_hook
+    return next(part.weights_map for part in getattr(hook, "hooks", [hook]) if hasattr(part, "weights_map")), leaf
 
 
 def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Put other values into a weight, or into where accelerate reads an offloaded one from."""
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    if not module.get_parameter(leaf).is_meta:
-        module.get_parameter(leaf).data.copy_(tensor)
-    elif "_hf_hook" in module.__dict__:  # else the whole model has no values
-        stored = offloaded(module)
+    weight = model.get_parameter(name)
+    if not weight.is_meta:
+        weight.data.copy_(tensor)
+    elif "_hf_hook" in vars(model.get_submodule(name.rpartition(".")[0])):  # else the whole model has no values
+        stored, leaf = offloaded(model, name)
         stored.dataset.state_dict[stored.prefix + leaf] = tensor.cpu()
-
-
-def with_values(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a model, with the values of those that are offloaded."""
-    places = {name: name.rpartition(".") for name in tensors}
-    return {
-        name: offloaded(model.get_submodule(places[name][0]))[places[name][2]] if tensor.is_meta else tensor
-        for name, tensor in tensors.items()
-    }
 
 
 # Classes. The native class keeps its name and module, because the library treats classes of other modules as custom
@@ -826,10 +780,9 @@ def with_size(native: Callable[..., Any]) -> Callable[..., Any]:
         return ElasticMixin.forward(self, *args, **kwargs)
 
     signature = inspect.signature(native)
-    given = list(signature.parameters.values())
-    end = len(given) - (given[-1].kind is inspect.Parameter.VAR_KEYWORD)
     sizes = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in SIZE]
-    vars(forward)["__signature__"] = signature.replace(parameters=[*given[:end], *sizes, *given[end:]])
+    parameters = sorted([*signature.parameters.values(), *sizes], key=lambda parameter: parameter.kind)
+    vars(forward)["__signature__"] = signature.replace(parameters=parameters)
     return forward
 
 
@@ -851,12 +804,16 @@ def make_elastic(model: Any) -> Any:
     return model
 
 
-class ElasticConfig:
-    """Loads the config of an elastic repository: the native one, with the key `elastic`."""
+class _Named:
+    """A class that the files of a repository name."""
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """The files name the classes themselves."""
+    def register_for_auto_class(cls, auto_class: object = None) -> None:
+        """Nothing: the library would name only one of these classes."""
+
+
+class ElasticConfig(_Named):
+    """Loads the config of an elastic repository: the native one, with the key `elastic`."""
 
     @classmethod
     def from_pretrained(
@@ -865,7 +822,6 @@ class ElasticConfig:
         """As [`~transformers.AutoConfig.from_pretrained`]."""
         name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
         kwargs = {key: value for key, value in kwargs.items() if key not in ("name_or_path", *source.options)}
-        variant = kwargs.get("variant")
         values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs, **source.hub)
         elastic = values.get("elastic") or {}
         model_type = elastic.get("model_type", values.get("model_type"))
@@ -874,63 +830,54 @@ class ElasticConfig:
         config, unused = kind.from_dict({**values, "model_type": model_type}, return_unused_kwargs=True, **kwargs)
         config.name_or_path = str(name)
         asked = {option: value for option in SIZE if (value := unused.pop(option, None)) is not None}
-        config = plain_if_lost(config, source, variant)
-        if getattr(config, "elastic", None) is None:
-            require_one_size(config, source, asked)
+        config = plain_if_lost(config, source, asked)
         config.__dict__.update(asked)
         return (config, unused) if return_unused_kwargs else config
 
 
-class ElasticModel:
+class ElasticModel(_Named):
     """Loads an elastic repository at a size: an instance of the native class of its config."""
 
     auto_class = "AutoModel"
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: object = "AutoModel") -> None:
-        """The files name the classes themselves."""
-
-    @classmethod
     def native_class(cls, config: PretrainedConfig, source: Source | None = None) -> Any:
-        """
-        The native class of a config, which may be code of the source.
-
-        Raises:
-            ValueError: if this kind of model has no such head.
-        """
-        code = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
+        """The native class of a config, which may be code of the source. Raises a ValueError if there is no such
+        head."""
+        code = entries(config).get("source_auto_map", {}).get(cls.auto_class)
         if code is not None:
             return (source or Source.at(config.name_or_path, {})).dynamic_class(code)
         mapping = getattr(transformers, cls.auto_class)._model_mapping
-        mapping._extra_content.pop(type(config), None)  # some versions register this class for all such configs
-        if type(config) not in mapping:
+        registered = mapping._extra_content.get(type(config))
+        if getattr(registered, "__name__", None) == cls.__name__:
+            del mapping._extra_content[type(config)]  # some versions register this class for all such configs
+        names = mapping._model_mapping.get(config.model_type)
+        if names is None:
             raise ValueError(f"{type(config).__name__} has no class for {cls.auto_class}.")
-        native = mapping[type(config)]
-        return native[0] if isinstance(native, tuple | list) else native
+        return getattr(transformers, names if isinstance(names, str) else names[0])
 
     @classmethod
     def from_pretrained(cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         """As [`~ElasticMixin.from_pretrained`]. Heads read the hidden state of the depth, without an exit."""
-        source = Source.at(name_or_path, kwargs)
+        source, head = Source.at(name_or_path, kwargs), cls.auto_class != "AutoModel"
         if config is None:
             config, kwargs = source.config(ElasticConfig, kwargs)
         else:
-            config = plain_if_lost(config, source, kwargs.get("variant"))
-        native, head = cls.native_class(config, source), cls.auto_class != "AutoModel"
-        if getattr(config, "elastic", None) is None:
-            require_one_size(config, source, kwargs)
+            config = plain_if_lost(config, source, kwargs)
+        native = cls.native_class(config, source)
+        if not entries(config):
             kwargs = {key: value for key, value in kwargs.items() if key not in (*SIZE, "code_revision")}
             return native.from_pretrained(name_or_path, *args, config=config, **{**kwargs, **source.hub})
-        depth, dim = resolve_size(config, kwargs.get("output_layer"), kwargs.get("output_dim"))
+        depth, dim = resolve_size(config, *map(kwargs.get, SIZE))
         if head and dim < config.hidden_size:
             raise ValueError(f"output_dim={dim}: the head of {native.__name__} reads all dims.")
         if head and depth == 0:
             raise ValueError("output_layer=0 is a static table, which no head reads: use one above 0.")
         kwargs |= source.options
         loaded = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
         if head:  # it was trained on hidden states
-            model.base_model.drop_depths([model.config.num_hidden_layers])
+            encoder = (loaded[0] if isinstance(loaded, tuple) else loaded).base_model
+            encoder.drop_depths([encoder.config.num_hidden_layers])
         return loaded
 
     @classmethod

@@ -21,6 +21,7 @@ from .states import (
     NestedStates,
     PooledStates,
     Pooling,
+    StateKey,
     TextStates,
     nested_states,
     readable,
@@ -36,7 +37,7 @@ Columns = Mapping[str, Mapping[str, torch.Tensor]]
 def column_states(
     model: Any,
     columns: Columns,
-    layers: Iterable[int],
+    layers: Iterable[StateKey],
     pooling: Pooling | None = None,
     mini_batch_size: int | None = None,
     same_passes: bool = False,
@@ -83,7 +84,7 @@ def column_states(
     return token_columns(columns, texts, chunks, states)
 
 
-def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int]) -> NestedStates:
+def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[StateKey]) -> NestedStates:
     """The hidden states of a column, row by row; documents of packed rows may be encoded in chunks."""
     encoder = unwrap_encoder(model)
     if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
@@ -166,7 +167,7 @@ def token_columns(
 ) -> dict[str, TextStates]:
     """The token hidden states of each column, gathered from the chunks."""
     width = texts.inputs["attention_mask"].shape[1]
-    result: dict[str, dict[int, torch.Tensor]] = {name: {} for name in columns}
+    result: dict[str, dict[StateKey, torch.Tensor]] = {name: {} for name in columns}
     for layer in states[0].layers:
         padded = in_row_order([_widened(each.layers[layer], width) for each in states], chunks)
         for name, part, (_, tokens) in zip(columns, texts.split(padded), texts.shapes, strict=True):
@@ -182,7 +183,7 @@ def pooled_columns(
     columns: Columns,
     texts: TextRows,
     chunks: Sequence[Sequence[int]],
-    vectors: Mapping[int, Sequence[torch.Tensor]],
+    vectors: Mapping[StateKey, Sequence[torch.Tensor]],
     pooling: Pooling,
 ) -> dict[str, TextStates]:
     """The embeddings of each column, gathered from the chunks (layer -> one tensor per chunk)."""

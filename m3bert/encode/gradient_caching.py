@@ -30,15 +30,15 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from .states import Pooling, nested_states, readable, unwrap_encoder
+from .states import Pooling, StateKey, nested_states, readable, unwrap_encoder
 
 
 Rows = dict[str, torch.Tensor]
 
 
 def cached_vectors(
-    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
-) -> dict[int, torch.Tensor]:
+    model: nn.Module, batches: Sequence[Rows], layers: Iterable[StateKey], pooling: Pooling
+) -> dict[StateKey, torch.Tensor]:
     """
     Pooled hidden states of mini-batches, one text per row, at several layers: layer -> embeddings `(texts,
     hidden_size)`. Values and gradients equal encoding all texts at once, with the memory for the activations of one
@@ -69,7 +69,7 @@ def cached_vectors(
 class _PooledEncoder(nn.Module):
     """Pooled hidden states of a mini-batch, one tensor per layer, and their backward pass."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[int], pooling: Pooling) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[StateKey], pooling: Pooling) -> None:
         super().__init__()
         self.model, self.layers, self.pooling = model, layers, pooling
 

@@ -6,7 +6,7 @@ model's final norm, with all dims, and in an elastic one through the exit of the
 are truncated afterwards, so every granularity is a prefix of one tensor.
 
 A depth that reads the static table also has a *state-only* map, which does not, and which native exports have in place
-of the exit. [`state_only`] is the key of its hidden state, where others have their depth.
+of the exit. [`StateOnly`] is the key of its hidden state, where others have their depth.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ from .granularity import EncoderConfig
 from .packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
 
 
-def state_only(depth: int) -> int:
-    """The key of the hidden state of a depth that its state-only map gives. Keys are numbers, so that they sort."""
-    return -depth
+@dataclass(frozen=True)
+class StateOnly:
+    """The key of the hidden state of a depth that its state-only map gives."""
+
+    depth: int
+
+
+StateKey = int | StateOnly
 
 
 def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
@@ -51,24 +56,24 @@ class NestedStates:
     The hidden states of one batch of texts at the requested layers.
 
     Args:
-        layers (`dict[int, torch.Tensor]`): Layer -> hidden state of shape `(batch, tokens, hidden_size)`.
+        layers (`dict[StateKey, torch.Tensor]`): Layer -> hidden state of shape `(batch, tokens, hidden_size)`.
         attention_mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
         causal (`bool`, *optional*, defaults to `False`): Whether the backbone is causal.
         projections (`dict[int, nn.Module]`, *optional*): Layer -> projection of its pooled embedding.
         packed (`bool`, *optional*, defaults to `False`): Whether the rows are packed, each with several texts.
     """
 
-    layers: Mapping[int, torch.Tensor]
+    layers: Mapping[StateKey, torch.Tensor]
     attention_mask: torch.Tensor
     causal: bool = False
-    projections: Mapping[int, nn.Module] = field(default_factory=dict)
+    projections: Mapping[StateKey, nn.Module] = field(default_factory=dict)
     packed: bool = False
 
     def projected(self, layer: int, projection: nn.Module) -> NestedStates:
         """The hidden states, with a projection of a layer's pooled embedding, with and without the static table."""
-        return replace(self, projections={layer: projection, state_only(layer): projection})
+        return replace(self, projections={layer: projection, StateOnly(layer): projection})
 
-    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+    def pooled(self, layer: StateKey, pooling: Pooling = "mean") -> torch.Tensor:
         """
         One vector per text with all dims; shorten it with [`truncate`]. The mean of an empty text is zero, not NaN.
 
@@ -90,7 +95,7 @@ class NestedStates:
         vectors = self._pooled(layer, pooling)
         return self.projections[layer](vectors) if layer in self.projections else vectors
 
-    def _pooled(self, layer: int, pooling: Pooling) -> torch.Tensor:
+    def _pooled(self, layer: StateKey, pooling: Pooling) -> torch.Tensor:
         state = self.layers[layer]
         # A mean over hundreds of tokens loses precision in float16 and bfloat16.
         state = state.to(torch.promote_types(state.dtype, torch.float32))
@@ -128,15 +133,15 @@ class PooledStates:
     [`NestedStates`] do not fit in memory.
     """
 
-    layers: Mapping[int, torch.Tensor]
+    layers: Mapping[StateKey, torch.Tensor]
     pooling: Pooling
 
     def projected(self, layer: int, projection: nn.Module) -> PooledStates:
         """As [`NestedStates.projected`]."""
-        both = {key: self.layers[key] for key in (layer, state_only(layer)) if key in self.layers}
+        both = {key: self.layers[key] for key in (layer, StateOnly(layer)) if key in self.layers}
         return replace(self, layers={**self.layers, **{key: projection(vectors) for key, vectors in both.items()}})
 
-    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+    def pooled(self, layer: StateKey, pooling: Pooling = "mean") -> torch.Tensor:
         """As [`NestedStates.pooled`]. ValueError if `pooling` is not the pooling of the embeddings."""
         if pooling != self.pooling:
             raise ValueError(
@@ -184,16 +189,22 @@ def shared_layers(config: EncoderConfig) -> list[int]:
     return sorted({*Elasticity.of(config).aligned, config.num_hidden_layers})
 
 
-def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> bool:
+def reads_table(config: EncoderConfig, layers: Iterable[StateKey] | None = None) -> bool:
     """Whether one of these depths, by default any, reads the static table of an elastic model."""
     table = {*Elasticity.of(config).table}
     return bool(table) if layers is None else not table.isdisjoint(layers)
 
 
-def readable(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
-    """The keys among these that a model of this config has, ascending: no state-only maps without the static table."""
-    with_table = {*map(state_only, Elasticity.of(config).table)}
-    return sorted({key for key in layers if key >= 0 or key in with_table})
+def readable(config: EncoderConfig, layers: Iterable[StateKey]) -> list[StateKey]:
+    """The keys among these that a model of this config has: no state-only maps without the static table."""
+    table = Elasticity.of(config).table
+    keys = {key for key in layers if isinstance(key, int) or key.depth in table}
+    return sorted(keys, key=lambda key: (isinstance(key, int), depth_of(key)))
+
+
+def depth_of(key: StateKey) -> int:
+    """The depth of a key."""
+    return key if isinstance(key, int) else key.depth
 
 
 def max_positions(config: EncoderConfig) -> int:
@@ -220,7 +231,7 @@ def is_flash(attention: str) -> bool:
 
 
 def nested_states(
-    model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int], exits: bool = True
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[StateKey], exits: bool = True
 ) -> NestedStates:
     """
     Run a backbone once and return its hidden states at several depths. With flash attention, the texts are flattened
@@ -233,8 +244,8 @@ def nested_states(
         inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ... Packed rows
             have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding. If it has
             `static_states` of shape `(batch, 1, hidden_size)`, depths that read the static table read these.
-        layers (`Iterable[int]`): Depths to read, in 0..N. 0 is the static table, or without one the input of the first
-            layer. [`state_only`] of a depth is its state-only map, and left out if there is none.
+        layers (`Iterable[StateKey]`): Depths to read, in 0..N. 0 is the static table, or without one the input of the
+            first layer. [`StateOnly`] of a depth is its state-only map, and left out if there is none.
         exits (`bool`, *optional*, defaults to `True`): Apply the exits.
 
     Returns:
@@ -245,21 +256,21 @@ def nested_states(
     """
     encoder = unwrap_encoder(model)
     spec, keys = Elasticity.of(encoder.config), readable(encoder.config, layers)
-    depths, last = sorted({*map(abs, keys)}), encoder.config.num_hidden_layers
-    if not depths or depths[-1] > last:
+    depths, last = sorted({*map(depth_of, keys)}), encoder.config.num_hidden_layers
+    if not depths or depths[0] < 0 or depths[-1] > last:
         raise ValueError(f"layers={keys} must be within 0..{last}; 0 is the embedding layer.")
     spec = spec if exits else Elasticity(spec.depths)
     arguments, mask, flattened, static = _arguments_of(encoder, inputs)
     if static is None and exits and reads_table(encoder.config, depths):
         static = static_states(encoder, inputs, flattened)
     raw = raw_states(encoder, arguments, [depth for depth in depths if depth > 0 or 0 not in spec.table], spec)
-    states = {key: raw[key] for key in keys if key in raw}
+    states = {key: raw[depth_of(key)] for key in keys if depth_of(key) in raw}
     if spec.exits:
         tokens = arguments.get("input_ids")
         tokens = arguments["inputs_embeds"][..., 0] if tokens is None else tokens
         for key in keys:
-            if key < 0:
-                states[key] = encoder.elastic.exit(-key)(raw[-key])
+            if isinstance(key, StateOnly):
+                states[key] = encoder.elastic.exit(key.depth)(raw[key.depth])
             else:
                 states[key] = encoder.exit_state(key, raw.get(key, tokens[..., None]), static=static)
     if flattened is not None:

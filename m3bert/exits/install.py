@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..encode.states import state_only
+from ..encode.states import StateKey, StateOnly
 from ..modeling.configuration_elastic import Elasticity
 from ..models.anatomy import store_anatomy
 from .encode import Encoded
@@ -78,10 +78,14 @@ def retrieval_of(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[in
     """The share of the retrieval that each depth keeps, as in [`ExitFit`]: `-l` is depth l without the table."""
     spec = Elasticity.of(encoded.passes.raw.encoder.config)
     prefixes = [*([0] if plan.options.static else []), *solution.maps.state_only]
-    depths = [*prefixes, *solution.paths, *(state_only(depth) for depth in spec.table if depth)]
+    depths: list[StateKey] = [*prefixes, *solution.paths, *(StateOnly(depth) for depth in spec.table if depth)]
     pooled = encoded.passes.raw.pooled(solution.queries.ids, depths, exits=True)
     after = AfterLast(plan.staying)
-    return {depth: solution.queries.measured(after(vectors)).retrieval for depth, vectors in sorted(pooled.items())}
+    retrieval: dict[int, float] = {}
+    for key, vectors in pooled.items():
+        name = -key.depth if isinstance(key, StateOnly) else key
+        retrieval[name] = solution.queries.measured(after(vectors)).retrieval
+    return dict(sorted(retrieval.items()))
 
 
 def record_of(plan: FitPlan, encoded: Encoded, solution: Solution, retrieval: dict[int, float]) -> ExitFit:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tqdm.auto import tqdm
@@ -19,7 +19,7 @@ from ..encode.device import autocast
 from ..encode.padded_batches import TOKENS_PER_TEXT, padded_chunks
 from ..encode.projection import Projection
 from ..encode.ranks import rank
-from ..encode.states import Pooling, nested_states, truncate
+from ..encode.states import Pooling, StateKey, nested_states, truncate
 from ..encode.tokenized_texts import TokenizedText, TokenizedTexts
 from .kept import KeptParts
 from .ridge import Name
@@ -33,6 +33,7 @@ PATH_TEXTS = 5000  # the passages of the comparison of paths, and the texts that
 REFIT_TEXTS = 3000  # for the refits of paths: about 200,000 tokens
 LONGEST_PROMPTS = 8  # tokens of all prompts that are left out of static vectors
 States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
+Key = TypeVar("Key", int, StateKey)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class RawStates:
         for chunk, inputs in padded_chunks(self.tokenizer, ids, cost):
             yield chunk, inputs.to(device)
 
-    def pooled(self, ids: list[list[int]], layers: Sequence[int], *, exits: bool = False) -> States:
+    def pooled(self, ids: list[list[int]], layers: Sequence[Key], *, exits: bool = False) -> dict[Key, torch.Tensor]:
         """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids: before the
         exits, or after them."""
         if not ids:  # a rank without queries
@@ -60,7 +61,7 @@ class RawStates:
             empty = torch.zeros(0, self.encoder.config.hidden_size, dtype=like, device=self.encoder.device)
             return dict.fromkeys(layers, empty)
         chunks: list[list[int]] = []
-        vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+        vectors: dict[Key, list[torch.Tensor]] = {layer: [] for layer in layers}
         for chunk, inputs in self.batches(ids):
             with autocast(self.encoder.device, self.compute_dtype):
                 states = nested_states(self.encoder, inputs, layers, exits=exits)

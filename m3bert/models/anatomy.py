@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import permutations, product
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +19,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
+from ..modeling.configuration_elastic import entries
 from ..modeling.modeling_elastic import layer_list, view
 
 
@@ -47,13 +49,8 @@ class Anatomy:
 class Inner:
     """
     The hidden units of a feed-forward network: `activation(a)`, or with a gate `activation(a) * b`, where a and b are
-    linear in what the network reads.
-
-    Args:
-        names (`tuple[str, ...]`): Names of the linear layers in the layer: of a, or of a and b, or of one that makes
-            both.
-        activation (`str`): Name of the activation.
-        swapped (`bool`): Whether b comes before a.
+    linear in what the network reads. `names` are the linear layers of a, or of a and b, or the one that makes both; b
+    comes first in it if they are `swapped`.
     """
 
     names: tuple[str, ...]
@@ -82,13 +79,8 @@ class Inner:
 class FeedForward:
     """
     The end of a layer: its output is `y + W g`, or a norm of it, where W is the output matrix of the feed-forward
-    network, g what it reads and y the residual. Where a norm is behind W, its output is `y + norm(W g)`.
-
-    Args:
-        output (`str`): Name of the linear layer W in the layer.
-        norm (`str`, *optional*): Name of the closing norm of a post-norm layer.
-        behind (`str`, *optional*): Name of the norm behind W.
-        inner (`Inner`, *optional*): How g is made, if it is known.
+    network, g what it reads and y the residual. Where a norm is `behind` W, its output is `y + norm(W g)`. `norm` is
+    the closing norm of a post-norm layer, and `inner` how g is made, if it is known. Modules are named in the layer.
     """
 
     output: str
@@ -101,7 +93,7 @@ def anatomy_of(encoder: PreTrainedModel) -> Anatomy:
     """The anatomy of an encoder without a head: as its config has it since a fit, else probed once. Raises a
     ValueError if it has no list of layers, does not run on token ids alone, or does more than one norm after the last
     layer."""
-    stored = (getattr(encoder.config, "elastic", None) or {}).get(ANATOMY)
+    stored = entries(encoder.config).get(ANATOMY)
     if stored is not None and encoder.config.num_hidden_layers > 0:
         return Anatomy(**stored)
     if encoder not in _PROBED:
@@ -188,21 +180,14 @@ def recorded(encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tu
     """The last call of every module of an encoder, and its last hidden state."""
     calls: Calls = {}
 
-    def hook(name: str) -> Any:
-        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            calls[name] = args, kwargs, output
+    def record(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls[name] = args, kwargs, output
 
-        return record
-
-    handles = [
-        module.register_forward_hook(hook(name), with_kwargs=True) for name, module in encoder.named_modules() if name
-    ]
-    try:
-        last = run_native(encoder, hooks=False, **inputs).last_hidden_state
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls, last
+    with ExitStack() as hooks:
+        for name, module in encoder.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(partial(record, name), with_kwargs=True))
+        return calls, run_native(encoder, hooks=False, **inputs).last_hidden_state
 
 
 def _module_between(calls: Calls, before: torch.Tensor, after: torch.Tensor) -> str | None:
@@ -326,17 +311,12 @@ def _rerun(
 ) -> torch.Tensor:
     """The output of a layer, or the input of its closing norm, when something is added to the output of a matrix."""
     read: list[torch.Tensor] = []
-    handles = [layer.get_submodule(output).register_forward_hook(lambda module, inputs, result: result + shift)]
-    if norm is not None:
-        handles.append(
-            layer.get_submodule(norm).register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
-        )
-    try:
-        result = hidden_of(layer(*args, **kwargs))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return read[-1] if norm is not None else result
+    with layer.get_submodule(output).register_forward_hook(lambda module, inputs, result: result + shift):
+        if norm is None:
+            return hidden_of(layer(*args, **kwargs))
+        with layer.get_submodule(norm).register_forward_pre_hook(lambda module, inputs: read.append(inputs[0])):
+            layer(*args, **kwargs)
+    return read[-1]
 
 
 def _inner_of(inside: Calls, linear: Sequence[str], hidden: torch.Tensor, config: PretrainedConfig) -> Inner | None:

@@ -66,12 +66,9 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequen
 
     The embedding of token type 0 is added to the token embeddings. RoBERTa's position embeddings lose the rows before
     the first position; since m3BERT counts positions from the first token, RoBERTa's hidden states are equal only if
-    padding is on the right. Poolers and heads are dropped. The result has empty `matryoshka_layers` and
-    `matryoshka_dims`: every granularity is legal, but none was trained. `config.name_or_path` keeps the name of the
-    source.
-
-    An embedding model stays one: `save_pretrained` and `push_to_hub` of the result write its pooling, projection,
-    normalisation and prompts ([`EmbeddingSettings`]). Save the source's tokenizer beside it.
+    padding is on the right. Poolers and heads are dropped. No granularity is trained, so every one is legal. What
+    makes an embedding model of the source ([`EmbeddingSettings`]) is written when the result is saved; save the
+    source's tokenizer beside it.
 
     Args:
         source (`str`, [`~transformers.PreTrainedModel`] or [`~sentence_transformers.SentenceTransformer`]): BERT,
@@ -97,11 +94,9 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequen
         settings = EmbeddingSettings.of(model.base_model)
     encoder = model.base_model
     refuse_unrepresentable(encoder.config)
-    converted = M3BertModel(m3bert_config(encoder.config))
+    converted = M3BertModel(m3bert_config(encoder.config)).to(device=encoder.device, dtype=encoder.dtype)
     with torch.no_grad():
-        weights = m3bert_weights(encoder.state_dict(), encoder.config)
-        converted = converted.to(device=encoder.device, dtype=encoder.dtype)
-        converted.load_state_dict(weights)
+        converted.load_state_dict(m3bert_weights(encoder.state_dict(), encoder.config))
     if layers is not None:
         take_layers(converted, layers)
     if settings is not None:
@@ -112,15 +107,9 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequen
 
 def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
     """
-    Reduce an m3BERT to a student of some of its layers, which run one after another. The model is changed in place. It
-    loses exits, paths, static table and `matryoshka_layers`, which belong to hidden states of the whole model.
-
-    Args:
-        model ([`M3BertPreTrainedModel`]): The model, with or without a head.
-        layers (`Sequence[int]`): The layers, counted from 1, ascending.
-
-    Raises:
-        ValueError: if the model lacks a layer, or the layers are not ascending.
+    Reduce an m3BERT, with or without a head, to a student of some of its layers, counted from 1 and ascending, which
+    run one after another. The model is changed in place. It loses exits, paths, static table and `matryoshka_layers`,
+    which belong to hidden states of the whole model. Raises a ValueError if the model lacks one of the layers.
     """
     encoder, config = model.base_model, model.config
     depth = config.num_hidden_layers

@@ -9,15 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
 
-from ..modeling.configuration_elastic import Elasticity
+from ..modeling.configuration_elastic import Elasticity, resolve_size
 from ..modeling.configuration_m3bert import M3BertConfig
 from ..modeling.modeling_m3bert import M3BertModel
 from .conversion import (
@@ -45,11 +39,10 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     Convert an m3BERT to the native encoder with equal hidden states at every layer. [`convert_to_m3bert`] gives the
     same m3BERT again. To truncate a model, load it with `output_layer`.
 
-    Token types are zeros. The position embeddings of RoBERTa get zeros for the rows before the first position; its
-    hidden states are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first
-    token's hidden state, so that loading reports no missing weights. A native encoder returns hidden states of all
-    dims, without an exit: [`output_map`] is the rest. The head is kept for token classification, and contains that
-    map. A native encoder reads no static table: the map of a layer that does is that of its hidden state alone.
+    Token types are zeros, and so are the position embeddings of RoBERTa before the first position; its hidden states
+    are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first token's hidden
+    state. Hidden states have all dims, without an exit: [`output_map`] is the rest, which the head for token
+    classification contains. No static table is read: the map of a layer that reads it is that of its hidden state.
 
     Args:
         model ([`M3BertModel`] or [`M3BertForTokenClassification`]): A post-norm m3BERT.
@@ -67,8 +60,7 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     if (reason := _without_native(model, model_type)) is not None:
         raise ValueError(f"{type(model).__name__} has no native equivalent: {reason}.")
     auto_class, head = NATIVE_CLASSES[type(model).__name__]
-    native = auto_class.from_config(native_config(model.config, model_type))
-    native = native.to(device=model.device, dtype=model.dtype)
+    native = auto_class.from_config(native_config(model.config, model_type)).to(model.device, model.dtype)
     source, encoder = model.base_model, native.base_model
     with torch.no_grad():
         encoder.load_state_dict(native_weights(source.state_dict(), native.config) | identity_pooler(encoder))
@@ -81,6 +73,7 @@ def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
     """Why no encoder of a native model type equals an m3BERT; `None` if one does."""
     name, config = type(model).__name__, model.config
     layer, table = config.resolve_granularity()[0], Elasticity.of(config).table
+    other = without_native(config)
     reasons = {
         "native heads of its kind have another layer before the classifier. Load it with remote code, or export its "
         "encoder": name not in NATIVE_CLASSES,
@@ -94,10 +87,9 @@ def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
             model_type in OFFSET_POSITIONS and config.pad_token_id is None
         ),
         "its weights are quantised": getattr(config, "quantization_config", None) is not None,
+        f"{other}. Export it to ONNX instead: `m3bert export`": other is not None,
     }
-    reason = next((reason for reason, applies in reasons.items() if applies), None)
-    other = without_native(config)
-    return reason or (other and f"{other}. Export it to ONNX instead: `m3bert export`")
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def without_native(config: M3BertConfig) -> str | None:
@@ -117,9 +109,7 @@ def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
     names = DISTILBERT_CONFIG if model_type == "distilbert" else BERT_CONFIG
     values = {name: getattr(config, name) for name in COMMON_CONFIG}
     values |= {theirs: getattr(config, ours) for ours, theirs in names.items()}
-    offset = 0
-    if model_type in OFFSET_POSITIONS:
-        offset = (config.pad_token_id or 0) + 1
+    offset = (config.pad_token_id or 0) + 1 if model_type in OFFSET_POSITIONS else 0
     if model_type != "distilbert":
         values["type_vocab_size"] = 1 if offset else 2  # BERT's tokenizer gives the second text of a pair the type 1
     if model_type == "electra":
@@ -166,27 +156,21 @@ def identity_pooler(encoder: nn.Module) -> dict[str, torch.Tensor]:
     return {"pooler.dense.weight": torch.diag(torch.ones_like(bias)), "pooler.dense.bias": torch.zeros_like(bias)}
 
 
-def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+def output_map(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """
-    Map from the hidden state of the last layer of an m3BERT to its output: the exit, if the layer has one, and
-    truncation to the output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the
-    static table is the map of its hidden state alone.
-
-    Args:
-        model ([`M3BertModel`]): The encoder.
+    Map from the hidden state of the last layer of an elastic encoder to its output: the exit, if the layer has one,
+    and truncation to the output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads
+    the static table is the map of its hidden state alone.
 
     Returns:
         `tuple`: weight of shape `(dim, hidden_size)` and bias of shape `(dim,)`, or `None` in its place if there is no
         exit. `None` if the hidden states are returned as they are.
     """
-    layer, dim = model.config.resolve_granularity()
-    width, like = model.config.hidden_size, model.embed_tokens.weight
-    if str(layer) in model.elastic.exits:
-        tensors = model.elastic.exits[str(layer)].state_dict()
-        return tensors["weight"][:dim], tensors["bias"][:dim]
-    if dim < width:
-        return torch.eye(dim, width, dtype=like.dtype, device=like.device), None
-    return None
+    (layer, dim), width = resolve_size(model.config), model.config.hidden_size
+    exit = model.elastic.exit(layer)
+    if exit is not None:
+        return exit.weight.detach()[:dim], exit.bias.detach()[:dim]
+    return (torch.eye(dim, width).to(model.device, model.dtype), None) if dim < width else None
 
 
 def native_head(head: nn.Linear, encoder: M3BertModel) -> dict[str, torch.Tensor]:

@@ -20,13 +20,12 @@ from tokenizers.normalizers import Lowercase, Sequence
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from ..modeling.files_elastic import FOLDER, SETTINGS_FILES, Source, source_of
+from ..modeling.files_elastic import FOLDER, INDEX, SETTINGS_FILES, WEIGHTS, Source, source_of
 
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 POOLINGS = ("mean", "cls", "lasttoken")
 MODULES_FILE, SIMILARITY_FILE, *ENCODER_FILES = SETTINGS_FILES
-ENCODER_FILE, INDEX_FILE = ENCODER_FILES[0], "model.safetensors.index.json"
 POOLING_FOLDER, PROJECTION_FOLDER = "1_Pooling", "2_Dense"
 IDENTITY = "torch.nn.modules.linear.Identity"
 # Poolings of sentence-transformers -> their switches in its files.
@@ -105,14 +104,8 @@ class EmbeddingSettings:
     @classmethod
     def find(cls, name_or_path: str | Path, **hub_options: Any) -> EmbeddingSettings | None:
         """
-        The settings that an encoder was published with, by any version of sentence-transformers.
-
-        Args:
-            name_or_path (`str`): Folder or Hub id.
-            hub_options (*optional*): Options for the Hub, such as `revision`.
-
-        Returns:
-            [`EmbeddingSettings`], or `None` if it has no `modules.json`.
+        The settings that an encoder in a folder or on the Hub was published with, by any version of
+        sentence-transformers; `None` if it has no `modules.json`. Options for the Hub are such as `revision`.
 
         Raises:
             ValueError: if it has another pooling, or modules other than a pooling, linear maps without activation, and
@@ -137,15 +130,12 @@ class EmbeddingSettings:
             kind, path = module["type"].rpartition(".")[2], module["path"]
             if path not in ("", ".") and not re.fullmatch(FOLDER, path):
                 raise ValueError(f"{MODULES_FILE} of {name} names {path!r}, which is not a folder of the model.")
-            folder, config, linear = path.rstrip("/"), {}, None
-            needed = {"Pooling": ("config.json",), "Dense": ("config.json", "model.safetensors")}.get(kind, ())
-            if missing := [file for file in needed if f"{folder}/{file}" not in files]:
-                raise ValueError(f"{name} has no {folder}/{missing[0]}, which its {MODULES_FILE} needs.")
-            if needed:
-                config = content(f"{folder}/config.json")
-            if kind == "Dense":
-                linear = _read_linear(files[f"{folder}/model.safetensors"], f"{name}/{folder}/model.safetensors")
-            modules.append((kind, config, linear))
+            config, weights = (f"{path.rstrip('/')}/{file}" for file in ("config.json", WEIGHTS))
+            for file in {"Pooling": (config,), "Dense": (config, weights)}.get(kind, ()):
+                if file not in files:
+                    raise ValueError(f"{name} has no {file}, which its {MODULES_FILE} needs.")
+            linear = _read_linear(files[weights], f"{name}/{weights}") if kind == "Dense" else None
+            modules.append((kind, content(config) if kind in ("Pooling", "Dense") else {}, linear))
         token_widths = _token_widths(name, modules)
         if token_widths is not None and not late:
             raise ValueError(
@@ -235,25 +225,16 @@ class EmbeddingSettings:
 
     def write(self, folder: str | Path, *, width: int) -> list[str]:
         """
-        Write the modules beside an encoder and its tokenizer. The files have the form of sentence-transformers before
-        version 5.4, which every version reads, and which is the only one that vLLM reads.
-
-        Args:
-            folder (`Path`): Folder of the encoder.
-            width (`int`): Dims of the hidden states that the checkpoint gives by default.
-
-        Returns:
-            `list[str]`: The files, relative to the folder.
-
-        Raises:
-            ValueError: if the projection does not fit the hidden size.
+        Write the modules beside an encoder whose hidden states have `width` dims by default, and return the names of
+        the files. They have the form of sentence-transformers before version 5.4, which every version reads, and which
+        is the only one that vLLM reads. Raises a ValueError if the projection does not fit the hidden size.
         """
         projection, folder = self.projection, Path(folder)
         if projection is not None and projection.in_features != width:
             raise ValueError(f"The projection takes {projection.in_features} dims, and the encoder gives {width}.")
         files: dict[str, Any] = {
             # vLLM ignores the file without both entries.
-            ENCODER_FILE: {"do_lower_case": self.do_lower_case, "max_seq_length": self.max_length},
+            ENCODER_FILES[0]: {"do_lower_case": self.do_lower_case, "max_seq_length": self.max_length},
             f"{POOLING_FOLDER}/config.json": {
                 "word_embedding_dimension": width,
                 **{switch: name == self.pooling for name, switch in SWITCHES.items()},
@@ -277,7 +258,7 @@ class EmbeddingSettings:
             (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if projection is None:
             return list(files)
-        weights = f"{PROJECTION_FOLDER}/model.safetensors"
+        weights = f"{PROJECTION_FOLDER}/{WEIGHTS}"
         named = projection.named_parameters()
         save_file({f"linear.{name}": tensor.detach().cpu().contiguous() for name, tensor in named}, folder / weights)
         return [*files, weights]
@@ -343,9 +324,8 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear
 
 def _read_linear(content: bytes, file: str) -> nn.Linear:
     try:
-        tensors = load(content)
-        bias = tensors.get("linear.bias")
-        return _linear(tensors["linear.weight"].float(), None if bias is None else bias.float())
+        tensors = {name: tensor.float() for name, tensor in load(content).items()}
+        return _linear(tensors["linear.weight"], tensors.get("linear.bias"))
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"{file} cannot be read: {error}.") from error
 
@@ -369,7 +349,7 @@ def json_of(text: bytes, file: str | Path, kind: type) -> Any:
 def shards_of(folder: str | Path) -> set[str]:
     """The files that the index of a checkpoint's weights names; none if it has no index. Raises a ValueError if one is
     outside of the folder."""
-    file = Path(folder, INDEX_FILE)
+    file = Path(folder, INDEX)
     shards = set(read_json(file, dict)["weight_map"].values()) if file.is_file() else set()
     if outside := [shard for shard in shards if not re.fullmatch(r"[\w-][\w.-]*", shard)]:
         raise ValueError(f"{file} names {outside[0]!r}, which is not a file of its folder.")
@@ -378,11 +358,8 @@ def shards_of(folder: str | Path) -> set[str]:
 
 def safetensors_only(name_or_path: str | os.PathLike[str], subfolder: str = "") -> dict[str, Any]:
     """
-    The arguments of `from_pretrained` with which weights are read from safetensors in the model's own folder. A
-    repository on the Hub has no files outside of it.
-
-    Raises:
-        ValueError: as [`shards_of`], or if a file of weights in the folder is broken or incomplete.
+    The arguments of `from_pretrained` with which weights are read from safetensors in the model's own folder. Raises a
+    ValueError as [`shards_of`], or if a file of weights in the folder is broken or incomplete.
     """
     shards_of(Path(name_or_path, subfolder))
     for file in Path(name_or_path, subfolder).glob("model*.safetensors"):

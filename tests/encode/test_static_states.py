@@ -10,7 +10,7 @@ from transformers import AttentionInterface
 
 from m3bert.encode import batch as column_states
 from m3bert.encode.batch import PassCost
-from m3bert.encode.states import state_only
+from m3bert.encode.states import StateOnly
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Contrastive, Grid, NestedModel, nested_states
 from tests.conftest import padded_batch, tiny_config
@@ -67,16 +67,16 @@ def test_state_only_maps_are_the_exits_of_a_model_without_the_table(layers, pool
     texts = {
         name: {entry: column[entry] for entry in ("input_ids", "attention_mask")} for name, column in batch.items()
     }
-    alone = [state_only(layer) for layer in layers if layer]
+    alone = [StateOnly(layer) for layer in layers if layer]
     actual = column_states.column_states(model, texts, [*layers, *alone], pooling, mini_batch_size)
     tableless = copy.deepcopy(model)
     exits = {layer: model.elastic.exits[str(layer)] for layer in (2, 4)}
     tableless.set_depths(exits={layer: (each.weight, each.bias) for layer, each in exits.items()})
     for name, inputs in texts.items():
-        assert actual[name].layers.keys() == {*layers} | {state_only(layer) for layer in {2, 4} & {*layers}}
+        assert actual[name].layers.keys() == {*layers} | {StateOnly(layer) for layer in {2, 4} & {*layers}}
         expected = nested_states(tableless, inputs, layers)
         for layer in {2, 4} & {*layers}:
-            vectors = actual[name].pooled(state_only(layer), pooling)
+            vectors = actual[name].pooled(StateOnly(layer), pooling)
             torch.testing.assert_close(vectors, expected.pooled(layer, pooling), rtol=1e-10, atol=1e-10)
             parameters = [model.elastic.exits[str(layer)].weight, model.embed_tokens.weight]
             assert all(part.any() for part in torch.autograd.grad(vectors.sum(), parameters, retain_graph=True))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from m3bert.modeling import M3BertConfig, M3BertModel
+from m3bert.modeling.configuration_elastic import Elasticity, Size, cut_config
 from tests.conftest import tiny_config
 
 
@@ -144,3 +145,30 @@ def test_a_config_mentions_elasticity_only_if_there_is_any():
     assert "elastic" not in tiny_config().to_dict()
     assert tiny_config(elastic=elastic).to_dict()["elastic"] == elastic
     assert tiny_config(elastic=elastic, matryoshka_layers=[4]).legal_layers == [2, 4, 6]
+
+
+def test_tensors_of_other_projects_are_not_read():
+    spec = Elasticity({2: [1, 2]}, [2])
+    assert spec.owns("exits.2.weight")
+    assert not any(map(spec.owns, ("exits.3.weight", "model.norm.weight", "exits.first.weight", "exits", "table")))
+
+
+def test_a_size_names_its_layers_in_the_model_and_in_the_source():
+    config = tiny_config()
+    Elasticity({2: [1, 2], 4: [1, 2, 5, 6]}, [0, 2, 4], [0, 4]).declare(config)
+    expected = {
+        (0, 8): Size(0, 8, [], [], reads_table=True, is_whole=False, is_native=False),
+        (2, 32): Size(2, 32, [1, 2], [1, 2], reads_table=False, is_whole=False, is_native=False),
+        (4, 8): Size(4, 8, [1, 2, 5, 6], [1, 2, 5, 6], reads_table=True, is_whole=False, is_native=False),
+        (6, 8): Size(6, 8, [*range(1, 7)], [*range(1, 7)], reads_table=False, is_whole=True, is_native=False),
+        (6, 32): Size(6, 32, [*range(1, 7)], [*range(1, 7)], reads_table=False, is_whole=True, is_native=True),
+    }
+    assert {size: Size.of(config, *size) for size in expected} == expected
+    cut_config(config, 4)
+    assert Size.of(config) == Size(4, 32, [1, 2, 3, 4], [1, 2, 5, 6], reads_table=True, is_whole=True, is_native=False)
+
+
+def test_a_path_without_an_exit_is_no_native_model():
+    config = tiny_config()
+    Elasticity({2: [1, 2], 4: [1, 2, 5, 6]}, refitted=[]).declare(config)
+    assert [Size.of(config, depth).is_native for depth in (2, 4, 6)] == [True, False, True]

@@ -15,12 +15,13 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
 
 from m3bert import GridEncoder
-from m3bert.modeling.files_elastic import AUTO_CLASSES, CODE_FILES
-from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.modeling.files_elastic import AUTO_CLASSES, CODE_FILES, write_parts
+from m3bert.modeling.modeling_elastic import ElasticModel, make_elastic
 from m3bert.models.auto import load_config, load_model
 from tests.conftest import assert_close
 from tests.elastic_repositories import KINDS, PATH, save_elastic, save_source
@@ -125,6 +126,45 @@ def test_two_variants_and_other_weights_are_told_apart(folder, tmp_path):
     assert_refused(lambda: load(tmp_path, output_layer=4, variant="small"), "The weights of .* have changed")
 
 
+def test_a_save_over_one_of_another_form_is_what_is_loaded(folder, tiny_tokenizer, tmp_path):
+    model = load(folder, output_layer=4)
+    for options in ({}, {"max_shard_size": "30KB"}, {}, {"max_shard_size": "30KB"}):
+        with torch.no_grad():
+            model.embeddings.word_embeddings.weight += 1
+        model.save_pretrained(tmp_path, **options)
+        assert_close(pooled(load(tmp_path), tiny_tokenizer), pooled(model, tiny_tokenizer))
+        files = {file.name for file in tmp_path.glob("model[.-]*")}
+        assert (files == {"model.safetensors"}) != bool(options) and ("model.safetensors" in files) != bool(options)
+    load(folder, output_layer=0).save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.glob("model[.-]*")} == {"model.safetensors"}
+
+
+def test_a_save_leaves_an_offloaded_model_as_it_is(folder, tiny_tokenizer, tmp_path):
+    model = WAYS_TO_SAVE["offloaded"][0](folder)
+    expected, parameters = pooled(model, tiny_tokenizer), dict(model.named_parameters())
+    model.save_pretrained(tmp_path)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert torch.equal(pooled(model, tiny_tokenizer), expected)
+
+
+HEAD = AutoModelForSequenceClassification
+
+
+@pytest.mark.parametrize(
+    ("auto", "depth"), [*((AutoModel, depth) for depth in (0, 2, 4, None)), *((HEAD, depth) for depth in (2, 4, None))]
+)
+def test_a_tensor_that_no_model_has_is_reported_at_every_size(auto, depth, folder, tmp_path):
+    """A layer that does not run is not."""
+    model, file = load(folder), tmp_path / "model.safetensors"
+    model.save_pretrained(tmp_path)
+    save_file({**load_file(file), "other.weight": torch.ones(2)}, file, {"format": "pt"})
+    write_parts(tmp_path, model.elastic.state_dict(), exact=True)
+    loaded, info = auto.from_pretrained(tmp_path, **REMOTE, output_layer=depth, output_loading_info=True)
+    assert {key.removeprefix("bert.") for key in info["unexpected_keys"]} == {"other.weight"}
+    patterns = [model._keys_to_ignore_on_load_unexpected or () for model in (loaded, loaded.base_model)]
+    assert not any("layer" in pattern or "pooler" in pattern for pattern in [*patterns[0], *patterns[1]])
+
+
 def test_a_folder_without_its_exits_is_the_plain_source_and_a_size_is_refused(folder, tmp_path):
     for name, size in SIZES.items():
         load(folder, **size).save_pretrained(tmp_path / name)
@@ -132,6 +172,8 @@ def test_a_folder_without_its_exits_is_the_plain_source_and_a_size_is_refused(fo
     with pytest.warns(UserWarning, match="so it is the plain encoder"):
         plain = load(tmp_path / "all")
     assert type(plain) is transformers.BertModel and plain.config.elastic is None
+    with pytest.warns(UserWarning, match="so it is the plain encoder"):
+        assert type(load(tmp_path / "all", config=load_config(folder))) is transformers.BertModel
     with pytest.warns(UserWarning, match="so it is the plain encoder"):
         assert load_config(tmp_path / "all").elastic is None
         assert_refused(lambda: load(tmp_path / "all", output_layer=2), r"output_layer=2 is not available here")
@@ -227,6 +269,27 @@ def test_an_offloaded_size_gives_the_same_vectors(depth, place, folder, tiny_tok
     places = {"embeddings": place, **layers, "pooler": "cpu"}
     model = load(folder, output_layer=depth, device_map=places, offload_folder=tmp_path)
     assert_close(pooled(model, tiny_tokenizer), pooled(load(folder, output_layer=depth), tiny_tokenizer))
+
+
+def test_a_table_alone_has_the_type_that_its_config_names(folder):
+    for dtype in ("bfloat16", torch.bfloat16):
+        config = load_config(folder)
+        config.dtype = dtype
+        model = load_model(folder, config=config, output_layer=0)
+        assert model.elastic.table.weight.dtype == torch.bfloat16
+
+
+class OwnBert(transformers.BertModel):
+    """A class that a user has registered."""
+
+
+def test_what_a_user_has_registered_stays_and_this_code_does_not(folder, monkeypatch):
+    mapping = AutoModel._model_mapping
+    for registered, expected in ((OwnBert, OwnBert), (ElasticModel, transformers.BertModel)):
+        monkeypatch.setitem(mapping._extra_content, transformers.BertConfig, registered)
+        model = load_model(folder, output_layer=2)
+        assert isinstance(model, transformers.BertModel) and not isinstance(model, OwnBert)
+        assert mapping[transformers.BertConfig] is expected
 
 
 HASH = """

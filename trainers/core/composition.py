@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import yaml
 from torch import nn
 
 from ...encode.granularity import EncoderConfig
+from ...encode.states import StateKey
 from ...utils.papers import Identity
 from .objective import NestedBatch, Objective, Terms
 
@@ -74,6 +75,10 @@ class Composition(Objective):
     @property
     def layers(self) -> list[int]:
         return sorted({layer for part in self.members.values() for layer in part.layers})
+
+    @property
+    def state_keys(self) -> Sequence[StateKey]:
+        return list({key for part in self.members.values() for key in part.state_keys})
 
     @property
     def reads_token_states(self) -> bool:

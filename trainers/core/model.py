@@ -105,7 +105,7 @@ class NestedModel(nn.Module):
         states = column_states(
             self.backbone,
             inputs,
-            self.objective.layers,
+            self.objective.state_keys,
             self.objective.pooling,
             self.mini_batch_size,
             same_passes=is_sharded(self),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, final
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...encode.granularity import EncoderConfig, Granularity, Grid
-from ...encode.states import Pooling, TextStates
+from ...encode.states import Pooling, StateKey, TextStates
 from ...utils.papers import Identity, Paper
 
 
@@ -154,6 +154,11 @@ class Objective(nn.Module):
         """Layers whose hidden states [`forward`] reads ([`nested_states`]). If there are none, the encoder is not
         run."""
         return self.grid.layers
+
+    @property
+    def state_keys(self) -> Sequence[StateKey]:
+        """The keys that [`forward`] reads: `layers`, and any [`StateOnly`]."""
+        return self.layers
 
     @property
     def reads_token_states(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import same_on_all_ranks
-from ...encode.states import state_only, truncate
+from ...encode.states import StateKey, StateOnly, truncate
 from ..core.objective import NestedBatch, Terms, require_known, require_positive
 from ..distillation.teacher import RepresentationDistillation, TaughtTexts
 from ..embedding.info_nce import nested_info_nce
@@ -79,9 +79,9 @@ class TeacherSpace(RepresentationDistillation):
         self.bank = bank  # no buffer: it belongs to the teacher's cache, and is not saved with the objective
 
     @property
-    def layers(self) -> list[int]:
+    def state_keys(self) -> list[StateKey]:
         layers = self.grid.layers
-        maps = [state_only(layer) for layer in layers if layer > 0] if self.state_only_weight > 0 else []
+        maps = [StateOnly(layer) for layer in layers if layer > 0] if self.state_only_weight > 0 else []
         return [*maps, *layers]
 
     def drawn(self, like: torch.Tensor) -> torch.Tensor:
@@ -101,10 +101,10 @@ class TeacherSpace(RepresentationDistillation):
         candidates = torch.cat([taught.all_teachers, drawn])
         ids = self.ids_with(drawn, taught) if self.loss == "contrastive" else (None, None)
         texts = list(batch.texts.values())
-        read = [(layer, layer, "", 1.0) for layer in self.grid.layers]
-        for layer in self.grid.layers:
-            if layer > 0 and (key := state_only(layer)) in self.layers and key in texts[0].layers:
-                read.append((key, layer, "state_only", self.state_only_weight))
+        read: list[tuple[StateKey, int, str, float]] = [(layer, layer, "", 1.0) for layer in self.grid.layers]
+        for key in self.state_keys:
+            if isinstance(key, StateOnly) and key in texts[0].layers:
+                read.append((key, key.depth, "state_only", self.state_only_weight))
         terms: Terms = {}
         for key, layer, name, weight in read:
             students = torch.cat([text.pooled(key, self.pooling) for text in texts])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from m3bert.encode.states import state_only
+from m3bert.encode.states import StateOnly
 from m3bert.trainers import Granularity, Grid, NestedBatch, TeacherSpace
 from tests.trainers.taught_texts import (
     TEACHER,
@@ -74,7 +74,7 @@ def test_bfloat16_and_autocast_stay_close(loss):
 def test_state_only_maps_have_the_same_losses_with_their_weight():
     batch = make_batch()
     alone = {
-        name: replace(text, layers={2: text.layers[2], 3: text.layers[3], state_only(2): text.layers[1]})
+        name: replace(text, layers={2: text.layers[2], 3: text.layers[3], StateOnly(2): text.layers[1]})
         for name, text in batch.texts.items()
     }
     objective = space(alignment=2.0, state_only_weight=0.25).double()
