@@ -47,7 +47,7 @@ ROOMS = (
 )
 # Lines of the package and of the templates of cards. Lower it freely; raise it only in a commit that says what the
 # user gets for it.
-MOST_SOURCE_LINES = 32_150
+MOST_SOURCE_LINES = 32_728
 
 
 class Import(NamedTuple):
