@@ -67,6 +67,7 @@ OTHERS = {
     "trainers/core/checkpoints.py": "a folder of this machine",
     "trainers/core/given.py": "the first look-up of a name",
     "m3bert/data/teacher.py": "at the commit of the teacher",
+    "m3bert/exits/join.py": "the first look-up of a name",
 }  # fmt: skip
 
 
