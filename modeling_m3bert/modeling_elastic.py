@@ -852,7 +852,7 @@ class ElasticModel(_Named):
         if getattr(registered, "__name__", None) == cls.__name__:
             del mapping._extra_content[type(config)]  # some versions register this class for all such configs
         names = mapping._model_mapping.get(config.model_type)
-        if names is None:
+        if names is None or not type(config).__module__.startswith("transformers."):  # a source's own may share a type
             raise ValueError(f"{type(config).__name__} has no class for {cls.auto_class}.")
         return getattr(transformers, names if isinstance(names, str) else names[0])
 

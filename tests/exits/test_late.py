@@ -66,11 +66,6 @@ def assert_equal_vectors(some: list[torch.Tensor], others: list[torch.Tensor]) -
         assert_close(one, other)
 
 
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch, tmp_path):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-
-
 @pytest.mark.parametrize("expansion", [None, EXPANSION], ids=["plain", "expansion"])
 def test_sizes_are_plain_folders(expansion, tmp_path, tiny_tokenizer, capsys):
     """`MultiVectorEncoder` loads every size without our code, with the vectors of the elastic repository."""

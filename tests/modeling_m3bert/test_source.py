@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, BertConfig, BertForTokenClassification
 
 from m3bert.encode.encoder import GridEncoder
-from m3bert.modeling import M3BertModel
+from m3bert.modeling import M3BertModel, modeling_elastic
 from m3bert.modeling.files_elastic import Source
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
@@ -144,3 +144,11 @@ def test_own_code_needs_trust(tmp_path):
     with pytest.raises(ValueError, match="runs its own code, own.Config: read it, then pass trust_remote_code=True"):
         load_model(tmp_path)
     assert Source.at(tmp_path, {"revision": "v1"}).revision is None
+
+
+def test_a_config_of_own_code_has_no_native_head():
+    own = type("OwnConfig", (BertConfig,), {"model_type": "bert"})
+    kind = vars(modeling_elastic)["ElasticForTokenClassification"]
+    assert kind.native_class(BertConfig()) is BertForTokenClassification
+    with pytest.raises(ValueError, match="OwnConfig has no class for AutoModelForTokenClassification"):
+        kind.native_class(own())
