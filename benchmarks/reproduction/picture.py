@@ -113,7 +113,7 @@ def differences() -> str:
             y, color = 44 + 52 * row + 18 * place, (DEEP, TABLE[1])[place]
             drawn += [
                 interval(zero, y, scale * its.half_width, scale * its.mean, color),
-                text(zero + 60 if its.mean < 0 else zero - 60, y + 12, f"{its.mean:+.1f}", 13, color, 600),
+                text(WIDTH - 40, y + 12, f"{its.mean:+.1f}", 13, color, 600),
             ]
     drawn.append(f'<path d="M{zero} 36 V{height - 20}" stroke="{GREY}" stroke-width="1"/>')
     legend = f"upper bar: {[*sizes][0].partition('x')[2]} dims; lower bar: {[*sizes][1].partition('x')[2]} dims"
