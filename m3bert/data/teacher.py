@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +17,16 @@ import torch
 from huggingface_hub import HfApi, is_offline_mode
 from safetensors import safe_open
 from tqdm.auto import tqdm
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import extract_commit_hash
 
 from ..encode.device import ComputeArguments, autocast, place
 from ..encode.embedding_store import EmbeddingStore
 from ..encode.identity import config_values, tokenizer_values
 from ..encode.ranks import rank
-from ..modeling.files_elastic import Source
-from ..models.settings import read_json, safetensors_only
+from ..modeling.files_elastic import Source, weight_files
+from ..models.settings import safetensors_only
 from ..utils.extras import require_sentence_transformers
-from ..utils.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
+from ..utils.hashing import fingerprint_of, hash_of, key_of, sha256_of, weights_fingerprint
 
 
 if TYPE_CHECKING:
@@ -95,20 +93,19 @@ class Teacher:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = file.relative_to(folder)
             if not any(part.startswith((".", "checkpoint-")) for part in name.parts):  # files of a training run
-                with file.open("rb") as opened:
-                    parts += str(name), file_digest(opened, "sha256").hexdigest()
+                parts += str(name), sha256_of(file)
         return fingerprint_of(parts)
 
     def load(self) -> SentenceTransformer:
         """Load the model with these settings. ValueError if it has no pooler, but `pooling` is that."""
         library = require_sentence_transformers("A teacher")
         changed = self.pooling is not None or self.max_length is not None or self.compute is not None
-        model, weights = copy.deepcopy(self.model) if changed else self.model, None
+        model, weights = copy.deepcopy(self.model) if changed else self.model, list[str]()
         if model is None:
             # The commit that the cache is made for: the branch may have moved since then.
             revision = None if Path(self.name_or_path).is_dir() else self.commit
             weights = _safetensors(self.name_or_path, revision)
-            if revision is not None and weights is None and not is_offline_mode():
+            if revision is not None and not weights and not is_offline_mode():
                 revision = _conversion(self.name_or_path, revision)
                 weights = _safetensors(self.name_or_path, revision)
             model = library.SentenceTransformer(
@@ -199,16 +196,13 @@ class Teacher:
         return vectors
 
 
-def _safetensors(name_or_path: str, revision: str | None) -> list[str] | None:
-    """Names of the weights in the safetensors of a folder, or of a commit on the Hub; `None` if it has none."""
-    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
-        file = Source(name_or_path, revision).file(name)
-        if file is not None and name == SAFE_WEIGHTS_INDEX_NAME:
-            return list(read_json(file, dict)["weight_map"])
-        if file is not None:
-            with safe_open(file, "pt") as opened:
-                return list(opened.keys())
-    return None
+def _safetensors(name_or_path: str, revision: str | None) -> list[str]:
+    """Names of the weights in the safetensors of a folder, or of a commit on the Hub; none if it has none."""
+    names: list[str] = []
+    for file in weight_files(Source(name_or_path, revision)):
+        with safe_open(file, "pt") as opened:
+            names += opened.keys()
+    return names
 
 
 def _conversion(name: str, commit: str) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..models.anatomy import anatomy_of
 from .gradient_caching import cached_vectors
-from .packed_rows import DOCUMENTS, OwnRows, check_packable
+from .packed_rows import DOCUMENTS, Flattened, check_packable, token_tensors
 from .ranks import smallest_on_all_ranks
 from .states import (
     NestedStates,
@@ -90,11 +90,13 @@ def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Seque
     if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
         return nested_states(model, inputs, layers)
     check_packable(encoder.config)
-    rows = OwnRows.of(inputs[DOCUMENTS])
-    padding = encoder.config.pad_token_id or 0
-    states = column_states(model, {"text": rows.inputs(inputs, padding)}, layers)["text"]
-    packed = {layer: rows.pack(state) for layer, state in states.layers.items()}
-    return NestedStates(packed, rows.packed.long(), anatomy_of(encoder).causal, packed=True)
+    row, padding = Flattened.of(inputs, 0), encoder.config.pad_token_id or 0
+    texts = {name: row.separate(row.inputs[name], padding) for name in token_tensors(inputs)}
+    texts["attention_mask"] = row.separate(torch.ones_like(row.inputs["position_ids"]), 0)
+    states = column_states(model, {"text": texts}, layers)["text"]
+    real = texts["attention_mask"].bool()
+    packed = {layer: row.padded(state[real].unsqueeze(0)) for layer, state in states.layers.items()}
+    return NestedStates(packed, row.real.long(), anatomy_of(encoder).causal, packed=True)
 
 
 def encodes_own_rows(encoder: Any) -> bool:

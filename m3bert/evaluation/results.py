@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..encode.granularity import Granularity, Grid
 from ..encode.precisions import FLOAT, bytes_per_vector
 from ..utils.durable import replace_text
-from ..utils.typed import read_object, typed
+from ..utils.typed import read_json, typed
 
 
 SCHEMA_VERSION = 7
@@ -249,7 +249,7 @@ class GridResults:
         Read results from a JSON file. ValueError if the file is not JSON, has another schema version, or a field is
         missing or of another form.
         """
-        content = read_object(file)
+        content = read_json(file)
         if (schema := content.get("schema_version")) != SCHEMA_VERSION:
             raise ValueError(f"{file} has schema version {schema}; this version of m3bert reads {SCHEMA_VERSION}.")
         for name in SEARCHES:

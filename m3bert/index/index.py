@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 from ..encode.encoder import GridEncoder
 from ..encode.states import unwrap_encoder
 from ..utils.durable import only_writer, replace_text
-from ..utils.typed import read_object
+from ..utils.typed import read_json
 from .corpus import Corpus, Document, column_types, is_of_type
 from .engine import Batch, Committed, Engine, Hit, Layout, find_engine
 from .plan import Plan, encoder_identity, require_same_encoder
@@ -369,7 +369,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The content of `index.json`. ValueError if the folder holds no index, or one of another version."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
-    manifest = read_object(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     if manifest.get("schema_version") not in (SCHEMA_VERSION, *OLDER_VERSIONS):
         raise ValueError(f"{folder / MANIFEST} is of another version of m3bert: build the index again.")
     if "finished" not in manifest:
