@@ -281,9 +281,7 @@ class Checkpoint:
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""
-        return load_model(
-            self.folder, getattr(transformers, self.head), use_safetensors=True, **self.code_options, **options
-        )
+        return load_model(self.folder, getattr(transformers, self.head), **self.code_options, **options)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
