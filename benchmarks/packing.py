@@ -35,8 +35,8 @@ from m3bert.commands.sources import data_folder, default_base
 from m3bert.data.collators import MaskedLMCollator
 from m3bert.data.files import load_files
 from m3bert.data.packing import DOCUMENT_LENGTHS, Frame, packed_rows
-from m3bert.encode.batch import PassCost
 from m3bert.encode.packed_rows import Flattened
+from m3bert.encode.padded_batches import PassCost
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
 from m3bert.trainers import Grid, MultigranularMLM, NestedModel
 

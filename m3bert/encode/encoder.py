@@ -20,14 +20,13 @@ from ..models.auto import load_model
 from ..models.settings import EmbeddingSettings, load_tokenizer
 from ..utils.columns import Role
 from ..utils.hashing import fingerprint_of
-from .batch import PassCost
 from .coding import require_quantizer
 from .device import ComputeArguments, autocast, place
 from .embedding_store import EmbeddingStore
 from .embeddings import GridEmbeddings
 from .granularity import EncoderConfig, Granularity, Grid
 from .identity import encoder_parts
-from .padded_batches import TOKENS_PER_TEXT, tokenized_chunks
+from .padded_batches import TOKENS_PER_TEXT, PassCost, tokenized_chunks
 from .precisions import precision_of
 from .projection import Projection
 from .quantizer import quantizer_of
