@@ -98,40 +98,38 @@ class Teacher:
 
     def load(self) -> SentenceTransformer:
         """Load the model with these settings. ValueError if it has no pooler, but `pooling` is that."""
-        library = require_sentence_transformers("A teacher")
         changed = self.pooling is not None or self.max_length is not None or self.compute is not None
         model, weights = copy.deepcopy(self.model) if changed else self.model, list[str]()
         if model is None:
-            # The commit that the cache is made for: the branch may have moved since then.
-            revision = None if Path(self.name_or_path).is_dir() else self.commit
-            weights = _safetensors(self.name_or_path, revision)
-            if revision is not None and not weights and not is_offline_mode():
-                revision = _conversion(self.name_or_path, revision)
-                weights = _safetensors(self.name_or_path, revision)
-            model = library.SentenceTransformer(
-                self.name_or_path,
-                revision=revision,
-                trust_remote_code=self.trust_remote_code,
-                model_kwargs=safetensors_only(self.name_or_path),
-                device=None if self.compute is None else str(self.compute.torch_device),
-            )
-        kind = library.sentence_transformer.modules.Pooling
+            model, weights = self._loaded()
         if self.pooling == "pooler" and not any("pooler." in name for name in weights or model.state_dict()):
             # Of weights without a pooler, transformers would make a random one.
             raise ValueError(f"The teacher {self.name_or_path} has no pooler: choose another pooling, such as cls.")
-        for name, part in list(model.named_children()) if self.pooling is not None else ():
-            if isinstance(part, kind) and self.pooling == "pooler":
-                del model._modules[name]
-                encoder: Any = next(model.children())
-                encoder.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
-                encoder.module_output_name = "sentence_embedding"
-            elif isinstance(part, kind):
-                model._modules[name] = kind(part.embedding_dimension, pooling_mode=self.pooling)
+        if self.pooling is not None:
+            _set_pooling(model, self.pooling)
         if self.compute is not None and model.transformers_model is not None:
             place(model.transformers_model, self.compute)
         if self.max_length is not None:
             model.max_seq_length = self.max_length
         return model
+
+    def _loaded(self) -> tuple[SentenceTransformer, list[str]]:
+        """The model as it was published, and the names of its weights in safetensors."""
+        library = require_sentence_transformers("A teacher")
+        # The commit that the cache is made for: the branch may have moved since then.
+        revision = None if Path(self.name_or_path).is_dir() else self.commit
+        weights = _safetensors(self.name_or_path, revision)
+        if revision is not None and not weights and not is_offline_mode():
+            revision = _conversion(self.name_or_path, revision)
+            weights = _safetensors(self.name_or_path, revision)
+        model = library.SentenceTransformer(
+            self.name_or_path,
+            revision=revision,
+            trust_remote_code=self.trust_remote_code,
+            model_kwargs=safetensors_only(self.name_or_path),
+            device=None if self.compute is None else str(self.compute.torch_device),
+        )
+        return model, weights
 
     def autocast(self, model: SentenceTransformer) -> AbstractContextManager[None]:
         """A context in which the loaded model computes in the type that the arguments name."""
@@ -194,6 +192,19 @@ class Teacher:
                 f"{self.dtype}, for example of {texts[int(wrong[0])][:80]!r}."
             )
         return vectors
+
+
+def _set_pooling(model: SentenceTransformer, pooling: str) -> None:
+    """Replace the pooling of a model, or leave it out for the encoder's `pooler_output`."""
+    kind = require_sentence_transformers("A teacher").sentence_transformer.modules.Pooling
+    for name, part in list(model.named_children()):
+        if isinstance(part, kind) and pooling == "pooler":
+            del model._modules[name]
+            encoder: Any = next(model.children())
+            encoder.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
+            encoder.module_output_name = "sentence_embedding"
+        elif isinstance(part, kind):
+            model._modules[name] = kind(part.embedding_dimension, pooling_mode=pooling)
 
 
 def _safetensors(name_or_path: str, revision: str | None) -> list[str]:
