@@ -169,18 +169,19 @@ class Latency:
             shortlist (`int`, *optional*): Length of the shortlist; `None` is an exact search.
         """
         encode = self.encode_ms.get(str(granularity.layer), float("inf"))
-        search = self.search_ms.get(str(first_dim) if first_dim else _stored_as(granularity), float("inf"))
+        dim, code = granularity.dim, granularity.code
+        search = self.search_ms.get(str(first_dim) if first_dim else stored_as(dim, code), float("inf"))
         if documents is not None:
             search *= documents / self.documents
         if shortlist is None:
             return encode + search
-        again = granularity if rescore == "codes" else replace(granularity, code=rescore)
-        return encode + search + self.rerank_ms.get(_stored_as(again), {}).get(str(shortlist), float("inf"))
+        again = stored_as(dim, code if rescore == "codes" else rescore)
+        return encode + search + self.rerank_ms.get(again, {}).get(str(shortlist), float("inf"))
 
 
-def _stored_as(granularity: Granularity) -> str:
+def stored_as(dim: int, code: str) -> str:
     """Dim and precision as text, which is the key of a [`Latency`]: `64`, or `64@int8`."""
-    return str(granularity).partition("x")[2]
+    return str(dim) if code == FLOAT else f"{dim}@{code}"
 
 
 @dataclass
