@@ -35,8 +35,8 @@ from m3bert.commands.sources import data_folder, default_base
 from m3bert.data.collators import MaskedLMCollator
 from m3bert.data.files import load_files
 from m3bert.data.packing import DOCUMENT_LENGTHS, Frame, packed_rows
-from m3bert.encode.batch import PassCost
-from m3bert.encode.packed_rows import OwnRows
+from m3bert.encode.packed_rows import Flattened
+from m3bert.encode.padded_batches import PassCost
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
 from m3bert.trainers import Grid, MultigranularMLM, NestedModel
 
@@ -89,9 +89,13 @@ def documents(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[list[int]
 
 def unpacked(batch: Batch, pad_token_id: int) -> Batch:
     """The documents of a packed batch, one per row, as the collator of single documents pads them."""
-    rows = OwnRows.of(batch["document_ids"])
-    tokens = {"input_ids": batch["input_ids"], "document_ids": batch["document_ids"]}
-    return {**rows.inputs(tokens, pad_token_id), "labels": rows.unpack(batch["labels"], -100)}
+    row = Flattened.of(batch, 0)
+    ids, labels = row.inputs["input_ids"], row.inputs["labels"]
+    return {
+        "input_ids": row.separate(ids, pad_token_id),
+        "attention_mask": row.separate(torch.ones_like(ids), 0),
+        "labels": row.separate(labels, -100),
+    }
 
 
 def packed_batches(tokenizer: PreTrainedTokenizerBase, sizes: Sizes) -> list[Batch]:

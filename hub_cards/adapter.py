@@ -12,9 +12,10 @@ from typing import Any
 from m3bert import modeling as modeling_m3bert
 
 from ..encode.granularity import Grid
-from ..models.settings import MODULES_FILE, EmbeddingSettings, check_weights, hub_id, read_json
+from ..models.settings import MODULES_FILE, EmbeddingSettings, check_weights, hub_id
 from ..utils import papers
 from ..utils.durable import replace_text
+from ..utils.typed import read_json
 from .card import TRUST, described, merged_card, training_variables
 from .checkpoint import files_of, head_of
 from .metadata import Statements
@@ -44,7 +45,7 @@ class Adapter:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return read_json(self.folder / ADAPTER_CONFIG, dict)
+        return read_json(self.folder / ADAPTER_CONFIG)
 
     @property
     def base(self) -> str:

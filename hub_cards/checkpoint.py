@@ -34,10 +34,10 @@ from ..models.settings import (
     check_weights,
     hub_id,
     load_tokenizer,
-    read_json,
     shards_of,
 )
 from ..utils.hashing import sha256_of
+from ..utils.typed import read_json
 from .training_record import RECORD_FILE, TrainingRecord
 
 
@@ -100,7 +100,7 @@ class Checkpoint:
 
     def source_code(self) -> dict[str, str]:
         """Auto class -> class in remote code of the source; empty without such code."""
-        elastic = read_json(self.folder / "config.json", dict).get("elastic") or {}
+        elastic = read_json(self.folder / "config.json").get("elastic") or {}
         return elastic.get("source_auto_map", {})
 
     @cached_property
@@ -145,7 +145,7 @@ class Checkpoint:
     @cached_property
     def needs_code(self) -> bool:
         """Whether it cannot be loaded at all without its code. A native encoder can, at its full size."""
-        values = read_json(self.folder / "config.json", dict)
+        values = read_json(self.folder / "config.json")
         names = {"AutoConfig"} & {*(values.get("auto_map") or {})}
         if values.get("elastic") and values["model_type"] not in ("m3bert", SIZE_TYPE):
             names &= {*values["elastic"].get("source_auto_map", {})}
@@ -281,9 +281,7 @@ class Checkpoint:
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""
-        return load_model(
-            self.folder, getattr(transformers, self.head), use_safetensors=True, **self.code_options, **options
-        )
+        return load_model(self.folder, getattr(transformers, self.head), **self.code_options, **options)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -367,7 +365,7 @@ def head_of(architecture: str) -> str | None:
 def code_named_by(config: Path) -> set[str]:
     """Python files of its folder that a config file names, for the model or for the source that was made elastic.
     Raises a ValueError if one is outside of it."""
-    values = read_json(config, dict)
+    values = read_json(config)
     maps = [values.get("auto_map") or {}, (values.get("elastic") or {}).get("source_auto_map") or {}]
     named = [value for auto_map in maps for value in auto_map.values()]
     entries = [entry for value in named for entry in (value if isinstance(value, list) else [value])]

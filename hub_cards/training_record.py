@@ -20,7 +20,7 @@ from ..encode.granularity import EncoderConfig
 from ..models.settings import hub_id
 from ..utils.durable import replace_text
 from ..utils.papers import Identity
-from ..utils.typed import read_object, typed
+from ..utils.typed import read_json, typed
 
 
 RECORD_FILE = "training.json"
@@ -97,7 +97,7 @@ class TrainingRecord:
         if not file.is_file():
             return None
         try:
-            return typed(cls, read_object(file))
+            return typed(cls, read_json(file))
         except ValueError as error:
             raise ValueError(f"{file} is not a training record: {error}") from error
 

@@ -13,7 +13,7 @@ from ..modeling.files_elastic import Source
 from ..models.auto import load_config, load_model
 from ..models.conversion import convert_to_m3bert, take_layers
 from ..models.repository import naming
-from ..models.settings import load_tokenizer, safetensors_only
+from ..models.settings import load_tokenizer
 from ..trainers.core.composition import mapping_of
 from ..utils.help_texts import option
 from .convert import for_m3bert, layers_from
@@ -60,8 +60,7 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
             raise ValueError(
                 f"--model_config has values that the config of {known.model_type} lacks: {', '.join(unknown)}."
             )
-        loading = safetensors_only(options.model_name_or_path)
-        loading |= {**source.options, **values}
+        loading = {**source.options, **values}
         if options.student_layers is None:
             model = load_model(options.model_name_or_path, auto_class, **loading)
         else:

@@ -65,10 +65,10 @@ def converted(
     from ..modeling.files_elastic import source_of
     from ..models.auto import load_model
     from ..models.conversion import convert_to_m3bert
-    from ..models.settings import load_tokenizer, safetensors_only
+    from ..models.settings import load_tokenizer
 
     with naming(source):
-        encoder = load_model(source, revision=revision, **safetensors_only(source))
+        encoder = load_model(source, revision=revision)
     depth = encoder.config.num_hidden_layers
     layers = None if student_layers is None else layers_from(student_layers, depth, source)
     model = convert_to_m3bert(encoder, encoder_only=encoder_only, layers=layers)

@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
         from ..hub_cards.router_export import export_router
         from ..hub_cards.sizes import choose_sizes
         from ..hub_cards.static_export import export_static
-        from ..models.settings import read_json
+        from ..utils.typed import read_json
 
         with naming(source):
             local = Path(source).is_dir()
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
                     others = {"model_type": options.model_type, "encoder_only": options.encoder_only}
                     export_native(checkpoint, draft / name, part, **others)
                     size = part or checkpoint.full
-                    (architecture,) = read_json(draft / name / "config.json", dict)["architectures"]
+                    (architecture,) = read_json(draft / name / "config.json")["architectures"]
                     said[name] = f"{architecture}, {size} of {source}."
                     if state_only(checkpoint, size.layer):
                         said[name] += (

@@ -18,7 +18,7 @@ from .. import evaluation, index as indexes
 from ..data.formats import check_files
 from ..utils.columns import fields_of
 from ..utils.help_texts import option
-from ..utils.typed import read_object
+from ..utils.typed import read_json
 from .command import next_step, parse_options
 from .encoder import EncoderArguments, load_as
 from .sources import default_base
@@ -45,7 +45,7 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
     """Build the index of a plan. ValueError if an option is missing, or as [`Index.build`]."""
     if not options.files or options.vector_store is None or options.output_dir is None:
         raise ValueError("Building an index needs --files, --vector_store and --output_dir.")
-    read_object(file)
+    read_json(file)
     check_files(options.files, fields_of(options.text_column))
     from ..data.collators import separator_for
     from ..index.engine import find_engine
@@ -83,7 +83,7 @@ def summary(index: indexes.Index) -> str:
 
 def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
     """Delete documents from an index, and add some. Raises as [`Index.change`]."""
-    columns = read_object(folder / "index.json")["corpus"]
+    columns = read_json(folder / "index.json")["corpus"]
     if options.add:
         check_files(options.add, fields_of(columns["text_column"]))
     encoder = encoder_of(folder, encoding) if options.add else None
@@ -101,7 +101,7 @@ def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) ->
 
 def encoder_of(folder: Path, encoding: EncoderArguments) -> evaluation.GridEncoder:
     """The encoder of an index, from the index's manifest unless the options name another place."""
-    read_object(folder / "index.json")  # before the imports of an index, which take seconds
+    read_json(folder / "index.json")  # before the imports of an index, which take seconds
     manifest = indexes.read_manifest(folder)
     encoding.model_name_or_path = encoding.model_name_or_path or manifest["model"]
     return load_as(encoding, manifest["encoder"], indexes.Plan.from_dict(manifest["plan"]).grid())

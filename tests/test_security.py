@@ -29,6 +29,7 @@ from m3bert.hub_cards.publication import Options, prepare
 from m3bert.index.corpus import Corpus
 from m3bert.index.index import Index
 from m3bert.index.plan import Plan
+from m3bert.models.auto import load_model
 from m3bert.models.conversion import convert_to_m3bert
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity
@@ -138,6 +139,7 @@ def sharded(tmp_path, encoder_folder) -> Path:
 
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
+    "load_model": load_model,
     "GridEncoder": GridEncoder.from_pretrained,
     "trainer": lambda folder: backbone_of(str(folder), None, AutoModel),
     "convert": convert_to_m3bert,

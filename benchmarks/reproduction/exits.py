@@ -42,8 +42,7 @@ from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_ou
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.encode.batch import PassCost
-from m3bert.encode.padded_batches import tokenized_chunks
+from m3bert.encode.padded_batches import PassCost, tokenized_chunks
 from m3bert.evaluation import GridEncoder, Retrieval
 from m3bert.evaluation.evaluators import Evaluator
 from m3bert.exits.passes import RawStates

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +17,16 @@ import torch
 from huggingface_hub import HfApi, is_offline_mode
 from safetensors import safe_open
 from tqdm.auto import tqdm
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import extract_commit_hash
 
 from ..encode.device import ComputeArguments, autocast, place
 from ..encode.embedding_store import EmbeddingStore
 from ..encode.identity import config_values, tokenizer_values
 from ..encode.ranks import rank
-from ..modeling.files_elastic import Source
-from ..models.settings import read_json, safetensors_only
+from ..modeling.files_elastic import Source, weight_files
+from ..models.settings import safetensors_only
 from ..utils.extras import require_sentence_transformers
-from ..utils.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
+from ..utils.hashing import fingerprint_of, hash_of, key_of, sha256_of, weights_fingerprint
 
 
 if TYPE_CHECKING:
@@ -95,46 +93,43 @@ class Teacher:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = file.relative_to(folder)
             if not any(part.startswith((".", "checkpoint-")) for part in name.parts):  # files of a training run
-                with file.open("rb") as opened:
-                    parts += str(name), file_digest(opened, "sha256").hexdigest()
+                parts += str(name), sha256_of(file)
         return fingerprint_of(parts)
 
     def load(self) -> SentenceTransformer:
         """Load the model with these settings. ValueError if it has no pooler, but `pooling` is that."""
-        library = require_sentence_transformers("A teacher")
         changed = self.pooling is not None or self.max_length is not None or self.compute is not None
-        model, weights = copy.deepcopy(self.model) if changed else self.model, None
+        model, weights = copy.deepcopy(self.model) if changed else self.model, list[str]()
         if model is None:
-            # The commit that the cache is made for: the branch may have moved since then.
-            revision = None if Path(self.name_or_path).is_dir() else self.commit
-            weights = _safetensors(self.name_or_path, revision)
-            if revision is not None and weights is None and not is_offline_mode():
-                revision = _conversion(self.name_or_path, revision)
-                weights = _safetensors(self.name_or_path, revision)
-            model = library.SentenceTransformer(
-                self.name_or_path,
-                revision=revision,
-                trust_remote_code=self.trust_remote_code,
-                model_kwargs=safetensors_only(self.name_or_path),
-                device=None if self.compute is None else str(self.compute.torch_device),
-            )
-        kind = library.sentence_transformer.modules.Pooling
+            model, weights = self._loaded()
         if self.pooling == "pooler" and not any("pooler." in name for name in weights or model.state_dict()):
             # Of weights without a pooler, transformers would make a random one.
             raise ValueError(f"The teacher {self.name_or_path} has no pooler: choose another pooling, such as cls.")
-        for name, part in list(model.named_children()) if self.pooling is not None else ():
-            if isinstance(part, kind) and self.pooling == "pooler":
-                del model._modules[name]
-                encoder: Any = next(model.children())
-                encoder.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
-                encoder.module_output_name = "sentence_embedding"
-            elif isinstance(part, kind):
-                model._modules[name] = kind(part.embedding_dimension, pooling_mode=self.pooling)
+        if self.pooling is not None:
+            _set_pooling(model, self.pooling)
         if self.compute is not None and model.transformers_model is not None:
             place(model.transformers_model, self.compute)
         if self.max_length is not None:
             model.max_seq_length = self.max_length
         return model
+
+    def _loaded(self) -> tuple[SentenceTransformer, list[str]]:
+        """The model as it was published, and the names of its weights in safetensors."""
+        library = require_sentence_transformers("A teacher")
+        # The commit that the cache is made for: the branch may have moved since then.
+        revision = None if Path(self.name_or_path).is_dir() else self.commit
+        weights = _safetensors(self.name_or_path, revision)
+        if revision is not None and not weights and not is_offline_mode():
+            revision = _conversion(self.name_or_path, revision)
+            weights = _safetensors(self.name_or_path, revision)
+        model = library.SentenceTransformer(
+            self.name_or_path,
+            revision=revision,
+            trust_remote_code=self.trust_remote_code,
+            model_kwargs=safetensors_only(self.name_or_path),
+            device=None if self.compute is None else str(self.compute.torch_device),
+        )
+        return model, weights
 
     def autocast(self, model: SentenceTransformer) -> AbstractContextManager[None]:
         """A context in which the loaded model computes in the type that the arguments name."""
@@ -199,16 +194,26 @@ class Teacher:
         return vectors
 
 
-def _safetensors(name_or_path: str, revision: str | None) -> list[str] | None:
-    """Names of the weights in the safetensors of a folder, or of a commit on the Hub; `None` if it has none."""
-    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
-        file = Source(name_or_path, revision).file(name)
-        if file is not None and name == SAFE_WEIGHTS_INDEX_NAME:
-            return list(read_json(file, dict)["weight_map"])
-        if file is not None:
-            with safe_open(file, "pt") as opened:
-                return list(opened.keys())
-    return None
+def _set_pooling(model: SentenceTransformer, pooling: str) -> None:
+    """Replace the pooling of a model, or leave it out for the encoder's `pooler_output`."""
+    kind = require_sentence_transformers("A teacher").sentence_transformer.modules.Pooling
+    for name, part in list(model.named_children()):
+        if isinstance(part, kind) and pooling == "pooler":
+            del model._modules[name]
+            encoder: Any = next(model.children())
+            encoder.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
+            encoder.module_output_name = "sentence_embedding"
+        elif isinstance(part, kind):
+            model._modules[name] = kind(part.embedding_dimension, pooling_mode=pooling)
+
+
+def _safetensors(name_or_path: str, revision: str | None) -> list[str]:
+    """Names of the weights in the safetensors of a folder, or of a commit on the Hub; none if it has none."""
+    names: list[str] = []
+    for file in weight_files(Source(name_or_path, revision)):
+        with safe_open(file, "pt") as opened:
+            names += opened.keys()
+    return names
 
 
 def _conversion(name: str, commit: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..utils.durable import only_writer, replace_text
-from ..utils.typed import read_object
+from ..utils.typed import read_json
 from .ranks import rank, wait_for_all_ranks, world_size
 
 
@@ -60,7 +60,7 @@ class EmbeddingStore:
                 if not (self.folder / "manifest.json").is_file():
                     self._create()
             wait_for_all_ranks()
-            stored = {"version": 1, **read_object(self.folder / "manifest.json")}
+            stored = {"version": 1, **read_json(self.folder / "manifest.json")}
             ours = self.manifest.items()
             if differing := sorted(name for name, value in ours if stored.get(name, value) != value):
                 raise ValueError(

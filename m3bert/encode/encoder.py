@@ -17,17 +17,16 @@ from transformers import PreTrainedTokenizerBase
 from ..modeling.configuration_elastic import Elasticity
 from ..modeling.files_elastic import Source
 from ..models.auto import load_model
-from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
+from ..models.settings import EmbeddingSettings, load_tokenizer
 from ..utils.columns import Role
 from ..utils.hashing import fingerprint_of
-from .batch import PassCost
 from .coding import require_quantizer
 from .device import ComputeArguments, autocast, place
 from .embedding_store import EmbeddingStore
 from .embeddings import GridEmbeddings
 from .granularity import EncoderConfig, Granularity, Grid
 from .identity import encoder_parts
-from .padded_batches import TOKENS_PER_TEXT, tokenized_chunks
+from .padded_batches import TOKENS_PER_TEXT, PassCost, tokenized_chunks
 from .precisions import precision_of
 from .projection import Projection
 from .quantizer import quantizer_of
@@ -143,8 +142,7 @@ class GridEncoder:
         options = {"revision": revision, "trust_remote_code": trust_remote_code, **model_kwargs}
         source = Source.at(name_or_path, options).with_settings()
         settings = EmbeddingSettings.of_source(source)
-        options |= {**safetensors_only(name_or_path), **source.options}
-        model = load_model(name_or_path, **options).eval()
+        model = load_model(name_or_path, **{**options, **source.options}).eval()
         tokenizer = load_tokenizer(source, settings, config=model.config)
         published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
         prompts = {**published["prompts"], **changes.get("prompts", {})}

@@ -3,17 +3,18 @@ Packed rows: several documents one after another in a row of tokens, each encode
 
 The positions of every document start anew, and its tokens attend to each other only. Flash attention reads where the
 documents begin; other implementations get a mask with one block per document. A CPU computes all of such a mask, also
-outside of the blocks, so that documents are faster in rows of their own there ([`OwnRows`]).
+outside of the blocks, so that documents are faster one per row there ([`~Flattened.separate`]).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
@@ -113,44 +114,12 @@ class Flattened:
         rows = states.new_zeros(*self.real.shape, states.shape[2])
         return rows.masked_scatter(self.real.unsqueeze(2), states)
 
+    def separate(self, values: torch.Tensor, padding: int) -> torch.Tensor:
+        """Values of the tokens, `(1, real tokens)`, with one text or document per row, padded to the longest."""
+        lengths = self.inputs["cu_seq_lens_q"].diff().tolist()
+        return pad_sequence(values[0].split(lengths), batch_first=True, padding_value=padding)
+
 
 def token_tensors(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs that say what the tokens are, not where they are."""
     return {name: value for name, value in inputs.items() if name not in (DOCUMENTS, "attention_mask")}
-
-
-@dataclass(frozen=True)
-class OwnRows:
-    """
-    The documents of packed rows, one per row and padded to the longest; [`~OwnRows.pack`] reverses it. The real tokens
-    are `packed` `(rows, tokens)` there and, in the same order, `single` `(documents, longest)` here.
-    """
-
-    packed: torch.Tensor
-    single: torch.Tensor
-
-    @classmethod
-    def of(cls, document_ids: torch.Tensor) -> Self:
-        """The documents of packed rows, `(rows, tokens)`."""
-        packed = document_ids > 0
-        positions = document_positions(document_ids)[packed]
-        begins = (positions == 0).nonzero().flatten()
-        lengths = nn.functional.pad(begins, (0, 1), value=len(positions)).diff()
-        longest = torch.arange(int(lengths.max()), device=document_ids.device)
-        return cls(packed, longest < lengths[:, None])
-
-    def unpack(self, values: torch.Tensor, padding: int) -> torch.Tensor:
-        """Values of tokens, `(rows, tokens)`, as `(documents, longest)`."""
-        rows = values.new_full(self.single.shape, padding)
-        rows[self.single] = values[self.packed]
-        return rows
-
-    def inputs(self, inputs: Mapping[str, torch.Tensor], padding: int) -> dict[str, torch.Tensor]:
-        """Inputs of packed rows as those of one document per row, with an `attention_mask`."""
-        rows = {name: self.unpack(value, padding) for name, value in token_tensors(inputs).items()}
-        return {**rows, "attention_mask": self.single.long()}
-
-    def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Hidden states of tokens, `(documents, longest, hidden_size)`, as `(rows, tokens, hidden_size)`."""
-        rows = states.new_zeros(*self.packed.shape, states.shape[2])
-        return rows.masked_scatter(self.packed.unsqueeze(2), states[self.single])

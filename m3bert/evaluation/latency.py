@@ -17,7 +17,7 @@ from ..encode.granularity import Granularity, Grid
 from ..encode.precisions import FLOAT, precision_of
 from ..encode.search import SHORTLISTS, nearest, rerank
 from ..encode.states import truncate, unwrap_encoder
-from .results import Latency
+from .results import Latency, stored_as
 
 
 # Other work on the machine only adds time, often to more than half of the rounds, so a median measures that work too.
@@ -144,39 +144,30 @@ def search_milliseconds(
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """`search_ms` and `rerank_ms` of [`Latency`], for documents with these embeddings `(documents, width)`."""
 
-    def search(dim: int) -> Callable[[], object]:
-        if ENGINE == "torch":
+    def search(dim: int, code: str) -> Callable[[], object]:
+        if code == FLOAT and ENGINE == "torch":
             return lambda: nearest(vectors[:1, :dim], vectors[:, :dim], 10)
-        return search_packed(dim, FLOAT)
-
-    def search_packed(dim: int, precision: str) -> Callable[[], object]:
-        index = PackedIndex.pack(vectors, precision, dim, encoder.quantizer)
+        index = PackedIndex.pack(vectors, code, dim, encoder.quantizer)
         return lambda: index.search(vectors[:1], 10)
 
-    def reorder(dim: int, length: int) -> Callable[[], object]:
-        # Rows spread over the whole collection, as in a real shortlist.
-        shortlist = torch.linspace(0, len(vectors) - 1, length).long().unsqueeze(0).numpy()
-        query, narrowed = truncate(vectors[:1], dim), truncate(vectors, dim)
-        return lambda: rerank(query, narrowed, shortlist, [length])
-
-    def reorder_packed(dim: int, precision: str, length: int) -> Callable[[], object]:
-        coder = Coder.fit(vectors, precision, dim, encoder.quantizer)
+    def reorder(dim: int, code: str, length: int) -> Callable[[], object]:
+        if code == FLOAT:
+            # Rows spread over the whole collection, as in a real shortlist.
+            shortlist = torch.linspace(0, len(vectors) - 1, length).long().unsqueeze(0).numpy()
+            query, narrowed = truncate(vectors[:1], dim), truncate(vectors, dim)
+            return lambda: rerank(query, narrowed, shortlist, [length])
+        coder = Coder.fit(vectors, code, dim, encoder.quantizer)
         packed, shortlist = coder.pack(vectors[:length]), torch.arange(length).unsqueeze(0).numpy()
         return lambda: rerank(coder.float_queries(vectors[:1]), coder.decode(packed), shortlist, [length])
 
     grid, lengths = encoder.grid, [length for length in SHORTLISTS if length <= len(vectors)]
-    packed = sorted({(g.dim, g.code) for g in grid.coded})
-    search_ms = milliseconds_in_turn({str(dim): search(dim) for dim in grid.dims}, rounds)
-    search_ms |= milliseconds_in_turn({f"{dim}@{code}": search_packed(dim, code) for dim, code in packed}, rounds)
+    floats = [(dim, FLOAT) for dim in grid.dims]
+    search_ms: dict[str, float] = {}
+    for stored in (floats, sorted({(g.dim, g.code) for g in grid.coded})):
+        search_ms |= milliseconds_in_turn({stored_as(*each): search(*each) for each in stored}, rounds)
     rerank_ms: dict[str, dict[str, float]] = {}
-    for functions in (
-        {(str(dim), length): reorder(dim, length) for dim in grid.dims for length in lengths},
-        {
-            (f"{dim}@{code}", length): reorder_packed(dim, code, length)
-            for dim, code in _rescoring_precisions(grid)
-            for length in lengths
-        },
-    ):
+    for stored in (floats, _rescoring_precisions(grid)):
+        functions = {(stored_as(*each), length): reorder(*each, length) for each in stored for length in lengths}
         for (name, length), value in milliseconds_in_turn(functions, rounds).items():
             rerank_ms.setdefault(name, {})[str(length)] = value
     return search_ms, rerank_ms

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..encode.granularity import Granularity, Grid
 from ..encode.precisions import FLOAT, bytes_per_vector
 from ..utils.durable import replace_text
-from ..utils.typed import read_object, typed
+from ..utils.typed import read_json, typed
 
 
 SCHEMA_VERSION = 7
@@ -169,18 +169,19 @@ class Latency:
             shortlist (`int`, *optional*): Length of the shortlist; `None` is an exact search.
         """
         encode = self.encode_ms.get(str(granularity.layer), float("inf"))
-        search = self.search_ms.get(str(first_dim) if first_dim else _stored_as(granularity), float("inf"))
+        dim, code = granularity.dim, granularity.code
+        search = self.search_ms.get(str(first_dim) if first_dim else stored_as(dim, code), float("inf"))
         if documents is not None:
             search *= documents / self.documents
         if shortlist is None:
             return encode + search
-        again = granularity if rescore == "codes" else replace(granularity, code=rescore)
-        return encode + search + self.rerank_ms.get(_stored_as(again), {}).get(str(shortlist), float("inf"))
+        again = stored_as(dim, code if rescore == "codes" else rescore)
+        return encode + search + self.rerank_ms.get(again, {}).get(str(shortlist), float("inf"))
 
 
-def _stored_as(granularity: Granularity) -> str:
+def stored_as(dim: int, code: str) -> str:
     """Dim and precision as text, which is the key of a [`Latency`]: `64`, or `64@int8`."""
-    return str(granularity).partition("x")[2]
+    return str(dim) if code == FLOAT else f"{dim}@{code}"
 
 
 @dataclass
@@ -249,7 +250,7 @@ class GridResults:
         Read results from a JSON file. ValueError if the file is not JSON, has another schema version, or a field is
         missing or of another form.
         """
-        content = read_object(file)
+        content = read_json(file)
         if (schema := content.get("schema_version")) != SCHEMA_VERSION:
             raise ValueError(f"{file} has schema version {schema}; this version of m3bert reads {SCHEMA_VERSION}.")
         for name in SEARCHES:

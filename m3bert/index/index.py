@@ -8,16 +8,14 @@ place when `index.json` is replaced. What a killed process left behind is remove
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -27,10 +25,11 @@ from tqdm.auto import tqdm
 from ..encode.encoder import GridEncoder
 from ..encode.states import unwrap_encoder
 from ..utils.durable import only_writer, replace_text
-from ..utils.typed import read_object
-from .corpus import Corpus, Document, column_types, is_of_type
+from ..utils.typed import read_json
+from .corpus import Corpus, Document, is_of_type
 from .engine import Batch, Committed, Engine, Hit, Layout, find_engine
 from .plan import Plan, encoder_identity, require_same_encoder
+from .rows import Rows, Survey, digest_of, surveyed
 
 
 SCHEMA_VERSION = 4
@@ -39,8 +38,6 @@ OLDER_VERSIONS = (2, 3)
 Manifest = dict[str, Any]  # content of the file
 MANIFEST = "index.json"
 CORPUS = ("text_column", "id_column", "separator", "metadata_columns")  # how documents are read, also additions
-CHUNK = 2048  # documents that are encoded, and then written, together
-SAMPLE = 5  # chunks at the beginning that a precision is fitted to
 UNFINISHED: Manifest = {
     **{"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None}
 }
@@ -296,66 +293,6 @@ class Index:
             raise ValueError(f"{', '.join(rows.corpus.files)} changed while they were read: run the command again.")
 
 
-def digest_of(before: str, *values: object) -> str:
-    """A digest of some values, and of all those before them."""
-    return hashlib.sha256(json.dumps([before, *values], sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Documents to add to an index."""
-
-    corpus: Corpus
-    first: int = 0  # key of the first one
-    digest: str = ""  # of the documents of the index
-    taken: Callable[[Sequence[str]], Set[str]] = lambda ids: set()  # which of some ids the index has
-    columns: Mapping[str, str] = field(default_factory=dict)  # types of its metadata
-
-    def chunks(self) -> Iterator[tuple[list[Document], str]]:
-        """The documents in chunks, each with the digest of all documents up to its end. A document without an id gets
-        its key as one. Raises as [`Corpus.documents`], or a ValueError if an id is taken or there is no document."""
-        documents, key, digest, seen = self.corpus.documents(self.columns), self.first, self.digest, set()
-        while chunk := list(islice(documents, CHUNK)):
-            chunk = [
-                replace(row, id=str(number) if row.id is None else row.id) for number, row in enumerate(chunk, key)
-            ]
-            taken = self.taken([str(row.id) for row in chunk])
-            for row in chunk:
-                if row.id in seen or row.id in taken:
-                    raise ValueError(f"{row.place}: the id {row.id!r} is that of an earlier document.")
-                seen.add(row.id)
-                digest = digest_of(digest, row.id, row.text, row.metadata)
-            key += len(chunk)
-            yield chunk, digest
-        if not seen:
-            raise ValueError(f"There is no document in {', '.join(self.corpus.files)}.")
-
-
-class Survey(NamedTuple):
-    """Number and digest of documents, the first of them, and the types of their metadata."""
-
-    total: int
-    digest: str
-    sample: list[Document]
-    columns: dict[str, str]
-
-
-def surveyed(rows: Rows) -> Survey:
-    """Read and check all documents, before any is embedded. Raises as [`Rows.chunks`]."""
-    count, digest = 0, rows.digest
-    sample: list[Document] = []
-
-    def documents() -> Iterator[Document]:
-        nonlocal count, digest
-        for chunk, digest in rows.chunks():  # noqa: B007  # the last one is of all documents
-            count += len(chunk)
-            sample.extend(chunk[: SAMPLE * CHUNK - len(sample)])
-            yield from chunk
-
-    columns = column_types(documents())
-    return Survey(count, digest, sample, columns)
-
-
 def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> torch.Tensor:
     """Embeddings of documents at their layer, as wide as the plan needs. ValueError if one is not finite."""
     vectors = encoder.encode([document.text for document in chunk], role="document").widest(plan.documents.layer)
@@ -369,7 +306,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The content of `index.json`. ValueError if the folder holds no index, or one of another version."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
-    manifest = read_object(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     if manifest.get("schema_version") not in (SCHEMA_VERSION, *OLDER_VERSIONS):
         raise ValueError(f"{folder / MANIFEST} is of another version of m3bert: build the index again.")
     if "finished" not in manifest:
@@ -422,6 +359,5 @@ def _layout(
     sample = torch.zeros(1, encoder.full_width)
     find_engine(settings["engine"]).require(plan.layout(encoder, sample, **options))
     if plan.needs_sample:
-        chunks = (survey.sample[start : start + CHUNK] for start in range(0, len(survey.sample), CHUNK))
-        sample = torch.cat([embedded(encoder, plan, chunk) for chunk in chunks])
+        sample = torch.cat([embedded(encoder, plan, chunk) for chunk in survey.sample])
     return plan.layout(encoder, sample, **options)

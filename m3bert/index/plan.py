@@ -17,7 +17,7 @@ from ..encode.precisions import FLOAT
 from ..evaluation.choice import Choice
 from ..evaluation.results import GridResults
 from ..utils.durable import replace_text
-from ..utils.typed import read_object, typed
+from ..utils.typed import read_json, typed
 from .engine import Layout
 
 
@@ -140,7 +140,7 @@ class Plan:
     @classmethod
     def load(cls, file: Path) -> Plan:
         """Read a plan from a JSON file. ValueError if it is not a plan: names the file and the reason."""
-        content = read_object(file)
+        content = read_json(file)
         try:
             return cls.from_dict(content)
         except (ValueError, KeyError, AttributeError) as error:

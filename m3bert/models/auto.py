@@ -13,6 +13,7 @@ from transformers.models.auto import auto_factory, configuration_auto
 from ..modeling import modeling_elastic
 from ..modeling.files_elastic import AUTO_CLASSES, Source
 from ..modeling.modeling_elastic import ElasticConfig
+from .settings import safetensors_only
 
 
 def with_own_code(find: Any) -> Any:
@@ -58,9 +59,11 @@ def load_config(name_or_path: Any, **options: Any) -> Any:
 
 
 def load_model(name_or_path: Any, auto_class: Any = AutoModel, **options: Any) -> Any:
-    """The model of a folder or Hub id, as `auto_class.from_pretrained`. An elastic repository can be loaded at a size
-    (`output_layer`, `output_dim`). `loaded_from` of the encoder is its [`Source`]."""
+    """The model of a folder or Hub id, as `auto_class.from_pretrained`, from safetensors alone ([`safetensors_only`]).
+    An elastic repository can be loaded at a size (`output_layer`, `output_dim`). `loaded_from` of the encoder is its
+    [`Source`]."""
     given = Source.at(name_or_path, options)
+    options |= safetensors_only(given.name, given.subfolder)
     source = base_of(given)
     if is_elastic_native(source):
         if auto_class.__name__ not in AUTO_CLASSES:

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ..modeling.files_elastic import FOLDER, INDEX, SETTINGS_FILES, WEIGHTS, Source, source_of
+from ..utils.typed import json_of, read_json
 
 
 Pooling = Literal["mean", "cls", "lasttoken"]
@@ -330,27 +331,11 @@ def _read_linear(content: bytes, file: str) -> nn.Linear:
         raise ValueError(f"{file} cannot be read: {error}.") from error
 
 
-def read_json(file: str | Path, kind: type) -> Any:
-    """The content of a JSON file. Raises a ValueError if it is not JSON, or not of this kind (`dict` or `list`)."""
-    return json_of(Path(file).read_bytes(), file, kind)
-
-
-def json_of(text: bytes, file: str | Path, kind: type) -> Any:
-    """As [`read_json`], of the bytes of a file."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from error
-    if not isinstance(content, kind):
-        raise ValueError(f"{file} is not a JSON {'object' if kind is dict else 'array'}.")
-    return content
-
-
 def shards_of(folder: str | Path) -> set[str]:
     """The files that the index of a checkpoint's weights names; none if it has no index. Raises a ValueError if one is
     outside of the folder."""
     file = Path(folder, INDEX)
-    shards = set(read_json(file, dict)["weight_map"].values()) if file.is_file() else set()
+    shards = set(read_json(file)["weight_map"].values()) if file.is_file() else set()
     if outside := [shard for shard in shards if not re.fullmatch(r"[\w-][\w.-]*", shard)]:
         raise ValueError(f"{file} names {outside[0]!r}, which is not a file of its folder.")
     return shards

@@ -10,15 +10,19 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; ValueError if the file is not JSON, or not an object. `modeling_m3bert` has another
-    reader, but importing it imports torch."""
+def read_json(file: str | Path, kind: type = dict) -> Any:
+    """The content of a JSON file. ValueError if it is not JSON, or not of this kind (`dict` or `list`)."""
+    return json_of(Path(file).read_bytes(), file, kind)
+
+
+def json_of(text: bytes, file: str | Path, kind: type = dict) -> Any:
+    """As [`read_json`], of the bytes of a file."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} is not a JSON object.")
+    if not isinstance(content, kind):
+        raise ValueError(f"{file} is not a JSON {'object' if kind is dict else 'array'}.")
     return content
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from m3bert.encode.batch import PassCost, column_states
+from m3bert.encode.batch import column_states
+from m3bert.encode.padded_batches import PassCost
 from m3bert.encode.states import unwrap_encoder
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.models.anatomy import anatomy_of

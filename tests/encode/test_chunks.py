@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from m3bert.encode.batch import PassCost, chunked
+from m3bert.encode.padded_batches import PassCost, chunked
 
 
 def cost_of(chunks: list[list[int]], lengths: list[int], cost: PassCost) -> int:

@@ -7,7 +7,8 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
-from m3bert.encode.batch import PassCost, column_states
+from m3bert.encode.batch import column_states
+from m3bert.encode.padded_batches import PassCost
 from m3bert.encode.states import nested_states
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel

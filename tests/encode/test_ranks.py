@@ -209,7 +209,7 @@ def test_without_gathered_negatives_each_rank_has_the_loss_of_its_own_batch(of_t
 TRAIN_TWO = """
 from tests.conftest import tiny_tokenizer
 from tests.encode.test_ranks import contrastive_trainer
-from m3bert.encode.batch import PassCost
+from m3bert.encode.padded_batches import PassCost
 PassCost.on = classmethod(lambda cls, device: cls(2, 30))  # each rank has several chunks, not as many as the other
 for mini_batch_size, ring in ((None, False), (3, False), (None, True), (3, True)):
     folder = Path(sys.argv[1]) / f"{mini_batch_size} {ring}"

@@ -9,7 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 from m3bert.encode import batch as column_states
-from m3bert.encode.batch import PassCost
+from m3bert.encode.padded_batches import PassCost
 from m3bert.encode.states import StateOnly
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Contrastive, Grid, NestedModel, nested_states

@@ -15,7 +15,7 @@ import torch
 from m3bert.encode.coding import PackedIndex
 from m3bert.encode.search import exact_search, rerank
 from m3bert.evaluation import GridEncoder
-from m3bert.index import ENGINES, Corpus, Index, Plan, index as module, read_manifest
+from m3bert.index import ENGINES, Corpus, Index, Plan, index as module, read_manifest, rows as rows_module
 from m3bert.index.engine import find_engine
 from m3bert.index.plan import encoder_identity
 from m3bert.trainers import Granularity, Grid
@@ -33,8 +33,8 @@ def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 8)
-    monkeypatch.setattr(module, "SAMPLE", 1)
+    monkeypatch.setattr(rows_module, "CHUNK", 8)
+    monkeypatch.setattr(rows_module, "SAMPLE", 1)
 
 
 def write(file: Path, sentences: list[str], first: int = 0) -> str:

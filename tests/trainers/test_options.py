@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import BertModel
 
-from m3bert.encode.batch import PassCost
+from m3bert.encode.padded_batches import PassCost
 from m3bert.trainers import Contrastive, Grid, NestedModel
 from tests.conftest import assert_close, padded_batch
 from tests.trainers.tiny_run import bert_config

@@ -1,1 +1,1 @@
-"""The base of all methods: granularities, nested hidden states, objectives and the trainer."""
+"""The base of all methods: the trainer, its arguments and its model, objectives and their terms, publication."""

@@ -12,7 +12,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from ...encode.states import unwrap_encoder
 from ...modeling.files_elastic import source_of
 from ...models.auto import load_model
-from ...models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
+from ...models.settings import EmbeddingSettings, load_tokenizer
 
 
 ONE_MODEL = "A trainer has one model: to search, make one for each trial and compare trainer.evaluate()['eval_loss']."
@@ -35,7 +35,7 @@ def backbone_of(
     if peft_config is not None and isinstance(model, PreTrainedModel):
         model = copy.deepcopy(model)
     if isinstance(model, str | os.PathLike):
-        model = load_model(os.fspath(model), auto_class, **safetensors_only(model))
+        model = load_model(os.fspath(model), auto_class)
     elif isinstance(encoder := getattr(model, "transformers_model", None), PreTrainedModel):
         settings = EmbeddingSettings.of_sentence_transformer(model)
         tokenizer, model = tokenizer if tokenizer is not None else model.tokenizer, copy.deepcopy(encoder)

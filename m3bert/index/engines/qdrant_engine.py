@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,7 @@ class QdrantEngine(Engine):
         options: dict[str, Any] = {"path": place}
         if layout.url is not None:
             options = {"url": layout.url, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": TIMEOUT}
-        with self._reported():
-            self._client = self.library().QdrantClient(**options)
+        self._client = self._reported(self.library().QdrantClient, **options)
 
     @classmethod
     def require(cls, layout: Layout) -> None:
@@ -73,22 +71,20 @@ class QdrantEngine(Engine):
         self._client.close()
 
     def destroy(self) -> None:
-        with self._reported():
-            self._client.delete_collection(self._collection)
+        self._reported(self._client.delete_collection, self._collection)
         super().destroy()
 
     def count(self, committed: Committed | None = None) -> int:
-        with self._reported():
-            return self._client.count(self._collection, matching(self._models, {}, committed)).count
+        passing = matching(self._models, {}, committed)
+        return self._reported(self._client.count, self._collection, passing).count
 
     def truncate(self, first: int) -> None:
-        with self._reported():
-            if first == 0:
-                self._client.delete_collection(self._collection)
-                self._create()
-            else:
-                later = self._models.FieldCondition(key="key", range=self._models.Range(gte=first))
-                self._client.delete(self._collection, self._models.Filter(must=[later]), wait=True)
+        if first == 0:
+            self._reported(self._client.delete_collection, self._collection)
+            self._reported(self._create)
+        else:
+            later = self._models.FieldCondition(key="key", range=self._models.Range(gte=first))
+            self._delete(later)
 
     def _create(self) -> None:
         self._client.create_collection(
@@ -104,8 +100,8 @@ class QdrantEngine(Engine):
         for batch in batches:
             points = self._points(batch)
             for start in range(0, len(points), POINTS_AT_ONCE):
-                with self._reported():
-                    self._client.upsert(self._collection, points[start : start + POINTS_AT_ONCE], wait=True)
+                some = points[start : start + POINTS_AT_ONCE]
+                self._reported(self._client.upsert, self._collection, some, wait=True)
 
     def _points(self, batch: Batch) -> list[object]:
         coders = self.layout.coders
@@ -120,22 +116,22 @@ class QdrantEngine(Engine):
         ]
 
     def delete(self, keys: Sequence[int]) -> None:
-        points = self._models.HasIdCondition(has_id=list(keys))
-        with self._reported():
-            self._client.delete(self._collection, self._models.Filter(must=[points]), wait=True)
+        self._delete(self._models.HasIdCondition(has_id=list(keys)))
+
+    def _delete(self, condition: object) -> None:
+        self._reported(self._client.delete, self._collection, self._models.Filter(must=[condition]), wait=True)
 
     def keys_of(self, ids: Sequence[str]) -> dict[str, int]:
         models = self._models
         known = models.Filter(must=[models.FieldCondition(key="id", match=models.MatchAny(any=list(ids)))])
-        with self._reported():
-            # An interrupted change may have stored an id twice.
-            points, _ = self._client.scroll(self._collection, known, limit=2 * len(ids), with_payload=["id"])
+        options = {"limit": 2 * len(ids), "with_payload": ["id"]}  # an interrupted change may have stored an id twice
+        points, _ = self._reported(self._client.scroll, self._collection, known, **options)
         return {point.payload["id"]: point.id for point in points}
 
     def search(
         self, queries: torch.Tensor, k: int, where: Where | None = None, committed: Committed | None = None
     ) -> list[list[Hit]]:
-        layout = self.layout
+        layout, client = self.layout, self._client
         first, final = layout.first.queries(queries), None
         if layout.rescorer is not None:
             final = layout.coders[layout.rescorer].float_queries(queries)
@@ -145,9 +141,8 @@ class QdrantEngine(Engine):
         hits = []
         for row, query in enumerate(first.tolist()):
             request = self._request(query, None if final is None else final[row].tolist(), k, passing)
-            with self._reported():
-                points = self._client.query_points(self._collection, limit=k, timeout=TIMEOUT, **request).points
-            scored = [(point.payload, point.score / scale) for point in points]
+            answer = self._reported(client.query_points, self._collection, limit=k, timeout=TIMEOUT, **request)
+            scored = [(point.payload, point.score / scale) for point in answer.points]
             hits.append([Hit(row["id"], score, row["text"], row["metadata"]) for row, score in scored])
         return hits
 
@@ -163,13 +158,12 @@ class QdrantEngine(Engine):
         prefetch = models.Prefetch(query=first, using="first", limit=length, filter=passing, params=settings)
         return {"prefetch": prefetch, "query": final, "using": self.layout.rescorer, "search_params": exact}
 
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Errors of the disk, of its lock and of a server as one line."""
+    def _reported(self, call: Callable[..., Any], *arguments: object, **options: object) -> Any:
+        """The result of a call, with errors of the disk, of its lock and of a server as one line."""
         from qdrant_client.http.exceptions import ApiException
 
         try:
-            yield
+            return call(*arguments, **options)
         except (sqlite3.Error, ApiException, OSError, RuntimeError) as error:
             raise OSError(f"Qdrant, {self._where}: {' '.join(str(error).split())}") from error
 
