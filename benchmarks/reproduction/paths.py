@@ -41,10 +41,10 @@ from benchmarks.reproduction.study import add_results, tests_there
 from m3bert.commands import fit
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.encode.tokenized_texts import TokenizedText, TokenizedTexts
 from m3bert.exits.layer_lists import candidates_of, neighbours_of
 from m3bert.exits.passes import RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
+from m3bert.exits.tokenized_texts import TokenizedText, TokenizedTexts
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.modeling.configuration_elastic import Elasticity

@@ -3,7 +3,7 @@ Text to embeddings of every granularity: what training, evaluation and indexes s
 
 - Sizes: `granularity`. How embeddings are stored: `precisions`, `coding`, `quantizer`.
 - Hidden states of a batch: `states`, `packed_rows`, `projection`. Of a training batch: `batch`, `gradient_caching`.
-- Batches of texts of similar length: `padded_batches`. Texts that are tokenised once: `tokenized_texts`.
+- Batches of texts of similar length: `padded_batches`.
 - Embeddings of texts: `encoder`, `embeddings`, `embedding_store`. What they depend on: `identity`.
 - Search: `search`, `hybrid`, `words`. The machine: `device`, `ranks`.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from ..encode.ranks import world_size
-from ..encode.tokenized_texts import TokenizedTexts
 from .layer_lists import candidates_of
 from .passes import PATH_TEXTS, REFIT_TEXTS, RawStates
 from .plan import FitPlan
 from .spans import QUERIES
+from .tokenized_texts import TokenizedTexts
 
 
 # Tokens of a span, layers that cost as much as a refit, all lists per list with one gap.

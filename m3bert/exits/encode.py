@@ -11,13 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..encode.identity import encoder_parts
 from ..encode.ranks import rank
-from ..encode.tokenized_texts import TokenizedTexts
 from .cost import cost_of
 from .kept import KeptParts
 from .passes import PATH_TEXTS, RawStates, TextPasses, token_features
 from .plan import FitPlan
 from .queries import Queries
 from .sums import ExitSums
+from .tokenized_texts import TokenizedTexts
 
 
 @dataclass(frozen=True)

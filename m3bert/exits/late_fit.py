@@ -8,7 +8,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..encode.identity import encoder_parts
-from ..encode.tokenized_texts import TokenizedTexts
 from ..modeling.files_elastic import source_of
 from .install import store_record
 from .kept import KeptParts
@@ -17,6 +16,7 @@ from .passes import RawStates, TextPasses
 from .plan import FitPlan
 from .record import ExitFit
 from .solve import refitted
+from .tokenized_texts import TokenizedTexts
 
 
 def fit_late(

@@ -15,10 +15,10 @@ from transformers import BatchEncoding
 
 from ..encode.device import autocast
 from ..encode.ranks import rank
-from ..encode.tokenized_texts import TokenizedText
 from ..modeling.modeling_elastic import layer_list, view
 from ..models.anatomy import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from .passes import RawStates
+from .tokenized_texts import TokenizedText
 
 
 HELD_OUT = 0.1  # share of the texts that choose the penalty

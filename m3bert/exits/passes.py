@@ -14,18 +14,18 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..data.teacher import TeacherEmbeddings
-from ..encode.batch import PassCost, in_row_order
+from ..encode.batch import in_row_order
 from ..encode.device import autocast
-from ..encode.padded_batches import TOKENS_PER_TEXT, padded_chunks
+from ..encode.padded_batches import TOKENS_PER_TEXT, PassCost, padded_chunks
 from ..encode.projection import Projection
 from ..encode.ranks import rank
 from ..encode.states import Pooling, StateKey, nested_states, truncate
-from ..encode.tokenized_texts import TokenizedText, TokenizedTexts
 from .kept import KeptParts
 from .ridge import Name
 from .spans import is_query, span_of
 from .sums import FEATURES, TARGET, ExitSums
 from .token_features import TokenFeatures, token_embeddings
+from .tokenized_texts import TokenizedText, TokenizedTexts
 
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from ..data.teacher import TeacherEmbeddings
 from ..encode.granularity import EncoderConfig
 from ..encode.projection import Projection
 from ..encode.states import Pooling, check_pooling, longest_text
-from ..encode.tokenized_texts import TokenizedTexts
 from ..modeling.configuration_elastic import Elasticity
 from ..models.settings import EmbeddingSettings
 from ..utils.hashing import weights_fingerprint
 from .layer_lists import candidates_of
 from .token_features import check_tokenizer
+from .tokenized_texts import TokenizedTexts
 
 
 BASES = ("last_layer", "principal")

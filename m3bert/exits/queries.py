@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import normalize
 
-from ..encode.tokenized_texts import TokenizedText
 from .spans import is_query
 from .sums import on_all_ranks
+from .tokenized_texts import TokenizedText
 
 
 NEAREST, RELEVANT = 10, 100

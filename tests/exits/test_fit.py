@@ -82,7 +82,7 @@ def test_an_exit_is_the_ridge_regression_to_the_normalised_embedding_of_the_last
 def test_batches_and_order_of_reading_do_not_matter(model, tiny_tokenizer, monkeypatch):
     texts, exits = random_texts(300), []
     for batch_size, at_once in ((64, 1024), (7, 50)):
-        monkeypatch.setattr("m3bert.encode.tokenized_texts.TEXTS_AT_ONCE", at_once)
+        monkeypatch.setattr("m3bert.exits.tokenized_texts.TEXTS_AT_ONCE", at_once)
         fit_exits(model, tiny_tokenizer, iter(texts), batch_size=batch_size)
         exits.append({name: tensor.clone() for name, tensor in model.elastic.exits.state_dict().items()})
     for name, tensor in exits[0].items():

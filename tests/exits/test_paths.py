@@ -11,13 +11,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
 from m3bert.encode.states import nested_states
-from m3bert.encode.tokenized_texts import TokenizedTexts
 from m3bert.exits import layer_rows, paths, refit
 from m3bert.exits.centred import Centring
 from m3bert.exits.layer_lists import gaps_of
 from m3bert.exits.passes import RawStates
 from m3bert.exits.queries import Measured, Queries
 from m3bert.exits.record import PathFit, RefittedPath
+from m3bert.exits.tokenized_texts import TokenizedTexts
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..encode.ranks import rank, sum_over_ranks, world_size
 from ..utils.hashing import fingerprint_of
-from .ranks import rank, sum_over_ranks, world_size
 
 
 TEXTS_AT_ONCE = 1024  # sorted by length when they are encoded, so that a batch has little padding
