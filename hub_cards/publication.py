@@ -28,13 +28,11 @@ from .adapter import Adapter, export_adapter, is_adapter, write_adapter_card
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
 from .eval_results import eval_results, write_eval_results
+from .exports import choose_sizes, export_plain, format_of
 from .figures import draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import GraphReport, write_graphs
-from .router_export import export_router
-from .sizes import choose_sizes
-from .static_export import export_static
 from .upload import CARD, RESULTS, Publication, published_card, sizes_of
 
 
@@ -87,6 +85,8 @@ class Options:
             raise ValueError(f"quantize and onnx do not apply to format={self.format!r}.")
         if self.sizes and (self.granularity is not None or self.format != "elastic"):
             raise ValueError("sizes are those of a whole elastic repository: omit granularity and format.")
+        if self.format == "static" and self.granularity is not None and self.granularity.layer:
+            raise ValueError(f"format='static' publishes layer 0, not {self.granularity}.")
 
     @property
     def standalone(self) -> bool:
@@ -266,23 +266,14 @@ def _lay_out_export(
 ) -> None:
     """Lay out a model of sentence-transformers with the README of its export: what `options` say, or one size as the
     files of a branch. An existing card is kept."""
-    if options.format == "router":
-        export_router(checkpoint, folder, size)
-    elif size is None or size.layer == 0:
-        export_static(checkpoint, folder, None if size is None else size.dim)
-    elif branch is None:
-        raise ValueError(f"format='static' publishes layer 0, not {size}.")
-    else:
-        native = export_native(checkpoint, folder, size)
-        if options.onnx:
-            _write_graphs(native, (), options)
-    text, there = (folder / CARD).read_text(encoding="utf-8"), f'"{repo_id}"'
-    if branch is not None:
-        there += f', revision="{branch}"'
-        # model2vec takes no revision.
-        text = text.replace('Model.from_pretrained("user/name"', f"Model.from_pretrained(snapshot_download({there})")
-        text = text.replace("\nfrom model2vec", "\nfrom huggingface_hub import snapshot_download\nfrom model2vec")
-    card, said = ModelCard(text.replace('"user/name"', there) if previous is None else previous), options.statements
+    place, format = f'"{repo_id}"', options.format
+    if branch is not None and size is not None:
+        place, format = f'{place}, revision="{branch}"', format_of(size)
+    export_plain(checkpoint, folder, format, size, place=place)
+    if options.onnx and format == "native":
+        _write_graphs(Checkpoint(folder), (), options)
+    card = ModelCard.load(folder / CARD) if previous is None else ModelCard(previous)
+    said = options.statements
     stated = {"license": said.license, "language": list(said.languages), "datasets": list(said.datasets)}
     stated |= {"base_model": said.base_model, "tags": [*(card.data.tags or ()), *said.tags]}
     for name, value in stated.items():

@@ -59,11 +59,8 @@ def main(arguments: list[str]) -> None:
         from transformers.utils import logging
 
         from ..hub_cards.checkpoint import Checkpoint
-        from ..hub_cards.native_export import export_native, state_only
-        from ..hub_cards.router_export import export_router
-        from ..hub_cards.sizes import choose_sizes
-        from ..hub_cards.static_export import export_static
-        from ..models.settings import read_json
+        from ..hub_cards.exports import choose_sizes, export_plain, format_of
+        from ..hub_cards.native_export import state_only
 
         with naming(source):
             local = Path(source).is_dir()
@@ -76,25 +73,14 @@ def main(arguments: list[str]) -> None:
         parts = choose_sizes(checkpoint, options.sizes) if options.sizes else {"": size}
         first, said = next(iter(parts)), {}
         last = Path(first, "config.json" if options.format == "native" else "modules.json")
+        native = {"model_type": options.model_type, "encoder_only": options.encoder_only}
         with replacing_files(folder, last=str(last), stale=files) as draft:
             for name, part in parts.items():
-                if options.format == "router":
-                    queries, documents = export_router(checkpoint, draft, part, dtype=options.dtype)
-                    said[name] = f"queries {queries}, documents {documents} of {source}."
-                elif options.format == "static" or (name and part is not None and part.layer == 0):
-                    dim = None if part is None else part.dim
-                    table = export_static(checkpoint, draft / name, dim, dtype=options.dtype)
-                    said[name] = f"{table} of {source} as StaticEmbedding and StaticModel."
-                else:
-                    others = {"model_type": options.model_type, "encoder_only": options.encoder_only}
-                    export_native(checkpoint, draft / name, part, **others)
-                    size = part or checkpoint.full
-                    (architecture,) = read_json(draft / name / "config.json", dict)["architectures"]
-                    said[name] = f"{architecture}, {size} of {source}."
-                    if state_only(checkpoint, size.layer):
-                        said[name] += (
-                            " Its exit reads the hidden state alone, and no static table: evaluate this folder."
-                        )
+                format = format_of(part) if name and part is not None else options.format
+                what = export_plain(checkpoint, draft / name, format, part, dtype=options.dtype, **native)
+                said[name] = f"{what} of {source}."
+                if format == "native" and state_only(checkpoint, (part or checkpoint.full).layer):
+                    said[name] += " Its exit reads the hidden state alone, and no static table: evaluate this folder."
         for name, what in said.items():
             print(f"{folder / name}: {what} It needs {'the code of its source' if code else 'no remote code'}.")
     late = checkpoint.settings.is_late
