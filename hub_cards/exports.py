@@ -44,14 +44,13 @@ def export_plain(
         native: Further arguments of [`export_native`].
 
     Returns:
-        `str`: what was written, in words.
+        `str`: the granularities that were written, in words.
     """
     if format == "router":
         queries, documents = export_router(checkpoint, folder, size, dtype=dtype, place=place)
         return f"queries {queries}, documents {documents}"
     if format == "static":
-        table = export_static(checkpoint, folder, None if size is None else size.dim, dtype=dtype, place=place)
-        return f"{table} as StaticEmbedding and StaticModel"
+        return str(export_static(checkpoint, folder, None if size is None else size.dim, dtype=dtype, place=place))
     export_native(checkpoint, folder, size, place=place, **native)
     (architecture,) = read_json(folder / "config.json", dict)["architectures"]
     return f"{architecture}, {size or checkpoint.full}"

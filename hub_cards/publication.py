@@ -17,7 +17,6 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import TorchAoConfig
 
 from ..encode.granularity import Granularity
-from ..encode.precisions import PRECISIONS
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
 from ..modeling.files_elastic import EXTRAS_FOLDER
@@ -27,12 +26,12 @@ from ..utils.extras import require_extra
 from .adapter import Adapter, export_adapter, is_adapter, write_adapter_card
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
-from .eval_results import eval_results, write_eval_results
 from .exports import choose_sizes, export_plain, format_of
 from .figures import draw_all
 from .metadata import Statements
-from .native_export import export_native, lost_layers, state_only
+from .native_export import export_native
 from .onnx_graphs import GraphReport, write_graphs
+from .scores import eval_results, results_of, results_that_hold, write_eval_results
 from .upload import CARD, RESULTS, Publication, published_card, sizes_of
 
 
@@ -166,7 +165,9 @@ def _lay_out_encoder(
     if options.onnx and (options.quantize or checkpoint.quantized):
         raise ValueError("onnx needs weights in full precision: publish without quantize.")
     if results is not None:
-        results = _results_that_hold(checkpoint, results, repo_id, options, loses_quantizer)
+        if options.quantize:
+            raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
+        results = results_that_hold(checkpoint, results, size, repo_id, native=is_native)
     if is_native:
         export_native(checkpoint, folder, options.granularity)
     else:
@@ -187,31 +188,6 @@ def _lay_out_encoder(
         previous = card_in(checkpoint.folder)
     cut = f"{size} of {checkpoint.full}" if is_part else None
     describe(Checkpoint(folder), repo_id, options, results, previous, cut, branches)
-
-
-def _results_that_hold(
-    checkpoint: Checkpoint, results: GridResults, repo_id: str, options: Options, loses_quantizer: bool
-) -> GridResults | None:
-    """The scores of a checkpoint that are also those of the published model; `None` if none are. Raises a ValueError
-    if the results belong to other weights or settings."""
-    size, is_native = options.granularity or checkpoint.full, options.format == "native"
-    if options.quantize:
-        raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
-    if is_native and state_only(checkpoint, size.layer):
-        logger.warning(
-            f"The scores of depth {size.layer} are left out: they are of an exit that reads the static table, which a "
-            "native export lacks. Evaluate the folder of `m3bert export --format native`."
-        )
-        return None
-    lost: set[int] = set()  # layers that the published model does not have
-    if is_native:
-        lost = lost_layers(checkpoint, size)
-    elif size.layer < checkpoint.full.layer:
-        lost = {*checkpoint.depths.aligned} - {size.layer}
-    results = results_of(checkpoint, results, repo_id).within(size, lost)
-    if loses_quantizer:
-        results = results.only(g for g in results.granularities if not PRECISIONS[g.code].learned)
-    return results
 
 
 def _rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
@@ -323,31 +299,6 @@ def _write_graphs(checkpoint: Checkpoint, sizes: Sequence[Granularity], options:
     """Write the ONNX graphs of the full size and of these into the folder of a checkpoint."""
     int8, fp16 = options.onnx_int8, options.onnx_fp16
     return write_graphs(checkpoint.encoder(), sizes, checkpoint.folder, int8=int8, fp16=fp16, data=options.data)
-
-
-def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> GridResults:
-    """The results, with the repository as the name of the model. Raises a ValueError if they belong to other weights
-    or settings."""
-    if results.weights != checkpoint.weights_fingerprint:
-        raise ValueError(f"The results do not belong to the weights in {checkpoint.folder}: evaluate these.")
-    for name in ("config", "tokenizer"):  # which results of earlier versions do not have
-        if results.settings.get(name, checkpoint.identity[name]) != checkpoint.identity[name]:
-            raise ValueError(f"The results were measured with another {name} than {checkpoint.folder} has.")
-    if (checkpoint.folder / MODULES_FILE).is_file():
-        published = checkpoint.settings
-        for name, known in (("pooling", published.pooling), ("prompts", published.used_prompts)):
-            if (used := results.settings.get(name, known)) != known:
-                raise ValueError(
-                    f"The results were measured with {name}={used!r}; the checkpoint is published with {known!r}."
-                )
-    learned = [code for code in results.granularities.codes if PRECISIONS[code].learned]
-    fingerprint = checkpoint.quantizer.fingerprint if learned and checkpoint.quantizer is not None else None
-    if learned and results.settings.get("quantizer") != fingerprint:
-        raise ValueError(
-            f"The results have scores of {', '.join(learned)} by another quantizer than that of {checkpoint.folder}: "
-            "evaluate the checkpoint again."
-        )
-    return replace(results, model=repo_id)
 
 
 def card_in(folder: Path) -> str | None:
