@@ -58,10 +58,11 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
 
 
 def results_that_hold(
-    checkpoint: Checkpoint, results: GridResults, size: Granularity, repo_id: str, *, native: bool
+    checkpoint: Checkpoint, results: GridResults, size: Granularity, repo_id: str, *, native: bool, quantizer: bool
 ) -> GridResults | None:
     """The scores of a checkpoint that are also those of the model that is published at a size, as it is or as a
-    native export; `None` if none are. Raises a ValueError if the results belong to other weights or settings."""
+    native export, with or without the quantizer; `None` if none are. Raises a ValueError if the results belong to
+    other weights or settings."""
     if native and state_only(checkpoint, size.layer):
         logger.warning(
             f"The scores of depth {size.layer} are left out: they are of an exit that reads the static table, which a "
@@ -74,7 +75,7 @@ def results_that_hold(
     elif size.layer < checkpoint.full.layer:
         lost = {*checkpoint.depths.aligned} - {size.layer}
     results = results_of(checkpoint, results, repo_id).within(size, lost)
-    if checkpoint.quantizer_misfit(size) is not None:
+    if not quantizer:
         results = results.only(g for g in results.granularities if not PRECISIONS[g.code].learned)
     return results
 
