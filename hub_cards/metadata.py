@@ -1,4 +1,4 @@
-"""The metadata of a card that a person states or edits."""
+"""What a person says about a checkpoint, and what stays of the metadata of an existing card."""
 
 from __future__ import annotations
 
