@@ -16,7 +16,6 @@ from .tables import render
 from .upload import CARD
 
 
-DTYPES = ("float32", "float16", "int8")  # of a static table
 PLACE = '"user/name"'  # what the code in a README loads: arguments of a class of sentence-transformers
 
 

@@ -30,21 +30,10 @@ def export_plain(
     **native: Any,
 ) -> str:
     """
-    Write a checkpoint, or one granularity of it, in a format that needs no remote code.
-
-    Args:
-        checkpoint ([`Checkpoint`]): What to export.
-        folder (`Path`): Folder to write.
-        format (`str`): `"native"`, `"static"` or `"router"`; see [`export_native`], [`export_static`] and
-            [`export_router`].
-        size ([`Granularity`], *optional*): What to export; for a router, what embeds the queries. Default: the full
-            size, or the table.
-        dtype (`str`, *optional*, defaults to `"float32"`): Type of the static table.
-        place (`str`, *optional*): What the code in the README loads, as Python arguments.
-        native: Further arguments of [`export_native`].
-
-    Returns:
-        `str`: the granularities that were written, in words.
+    Write a checkpoint, or one granularity of it, in a format that needs no remote code: `"native"`
+    ([`export_native`], with the arguments `native`), `"static"` ([`export_static`]) or `"router"` ([`export_router`],
+    where `size` embeds the queries). `place` is what the code in the README loads, as Python arguments. Returns what
+    was written, in words.
     """
     if format == "router":
         queries, documents = export_router(checkpoint, folder, size, dtype=dtype, place=place)

@@ -20,6 +20,9 @@ from .checkpoint import Checkpoint
 from .export_files import PLACE, write_json, write_modules, write_readme
 
 
+DTYPES = ("float32", "float16", "int8")
+
+
 def export_static(
     checkpoint: Checkpoint, folder: Path, dim: int | None = None, *, dtype: str = "float32", place: str = PLACE
 ) -> Granularity:
@@ -43,9 +46,11 @@ def export_static(
         [`Granularity`]: what was exported.
 
     Raises:
-        ValueError: if the checkpoint has no static table of these dims, its tokenizer adds tokens that the table
-            counts, or a row is not finite.
+        ValueError: if the type is unknown, the checkpoint has no static table of these dims, its tokenizer adds tokens
+            that the table counts, or a row is not finite.
     """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
     if 0 not in checkpoint.depths.table:
         raise ValueError(f"{checkpoint.folder} has no static table: fit one with `m3bert fit`.")
     size, settings = Granularity(0, dim or checkpoint.full.dim), checkpoint.settings

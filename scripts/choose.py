@@ -44,7 +44,6 @@ class ChoiceArguments:
         None, "Mean main metric, in 0..1, that is good enough: take the cheapest with it."
     )
     tasks: list[str] = option([], "Tasks, task types or groups to judge by. Default: retrieval, or all.")
-    tolerance: float = option(0.01, "Share of the quality that a two-stage search may lose.")
     plans: bool = option(
         False, "Also print all measured searches in two stages, with codes rescored, or between layers."
     )
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> None:
     results = GridResults.load(place.results)
     tasks = judges(results, options.tasks)
     budget = Budget(options.documents, options.memory_gb, options.latency_ms, options.min_quality)
-    choice = choose(results, tasks, budget, tolerance=options.tolerance)
+    choice = choose(results, tasks, budget)
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
     if options.output_file is not None:
         from ..index.plan import Plan  # imports torch, which choosing does not need

@@ -27,6 +27,8 @@ from .command import next_step, parse_options, writing_to
 if TYPE_CHECKING:
     from ..models.trim import Texts
 
+SNAPSHOT = "20231101"  # of the data set wikimedia/wikipedia
+
 
 @dataclass
 class TrimArguments:
@@ -36,7 +38,6 @@ class TrimArguments:
     languages: list[str] = option([], "In place of --files: languages of Wikipedia, such as en pt.")
     text_column: str = option("text", "Column with the texts; title+text joins two.")
     articles: int = option(10_000, "Articles of Wikipedia per language.")
-    snapshot: str = option("20231101", "Date of the data set wikimedia/wikipedia.")
     other: list[str] = option([], "Files with texts to measure on. Default: every tenth text.")
     characters: Literal["all", "texts"] = option(
         "all", "Single characters to keep: all, or those of the texts, other ones become unknown."
@@ -57,11 +58,11 @@ def texts_of(files: Sequence[str], options: TrimArguments, source: str) -> Texts
     return lambda: chain(*texts.sources(tokenizer).values())
 
 
-def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:
+def articles(languages: Sequence[str], number: int) -> list[str]:
     """The first articles of Wikipedia in each language, from the Hub."""
     from datasets import load_dataset
 
-    names = [f"{snapshot}.{language}" for language in languages]
+    names = [f"{SNAPSHOT}.{language}" for language in languages]
     loaded = [load_dataset("wikimedia/wikipedia", name, split="train", streaming=True) for name in names]
     return [row["text"] for rows in loaded for row in islice(rows, number)]
 
@@ -96,7 +97,7 @@ def main(arguments: list[str]) -> None:
         if options.files:
             texts = texts_of(options.files, options, place.source)
         else:
-            texts = articles(options.languages, options.articles, options.snapshot).copy
+            texts = articles(options.languages, options.articles).copy
         from ..models.trim import trim
 
         with replacing_files(place.output_dir, stale=MODEL_FILES if options.overwrite else ()) as draft:
