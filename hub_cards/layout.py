@@ -131,13 +131,14 @@ def prepare(
     elif options.standalone:
         if results is not None:
             raise ValueError(f"The results are scores of the encoder: omit them for format={options.format!r}.")
-        _lay_out_export(source, folder, repo_id, options, options.granularity, previous)
+        _lay_out_export(source, folder, options, options.format, options.granularity, f'"{repo_id}"', previous)
     else:
         sizes = choose_sizes(source, options.sizes) if options.sizes else {}
         _lay_out_encoder(source, folder, repo_id, options, results, previous, [*sizes])
         for name, size in sizes.items():
             branches[name] = folder.with_name(name)
-            _lay_out_export(source, branches[name], repo_id, options, size, branch=name)
+            place = f'"{repo_id}", revision="{name}"'
+            _lay_out_export(source, branches[name], options, format_of(size), size, place)
     for written in (folder, *branches.values()):
         _refuse_tokens(written, token)
     left_out = sorted(sizes_of(source.folder).keys() - sizes_of(folder).keys())
@@ -230,17 +231,14 @@ def _add(source: Path, target: Path) -> None:
 def _lay_out_export(
     checkpoint: Checkpoint,
     folder: Path,
-    repo_id: str,
     options: Options,
+    format: str,
     size: Granularity | None,
+    place: str,
     previous: str | None = None,
-    branch: str | None = None,
 ) -> None:
-    """Lay out a model of sentence-transformers with the README of its export: what `options` say, or one size as the
-    files of a branch. An existing card is kept."""
-    place, format = f'"{repo_id}"', options.format
-    if branch is not None and size is not None:
-        place, format = f'{place}, revision="{branch}"', format_of(size)
+    """Lay out a model of sentence-transformers with the README of its export; see [`export_plain`]. An existing card
+    is kept."""
     export_plain(checkpoint, folder, format, size, place=place)
     if options.onnx and format == "native":
         _write_graphs(Checkpoint(folder), (), options)
