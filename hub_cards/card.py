@@ -21,9 +21,10 @@ from .checkpoint import Checkpoint, sha256_of
 from .choices import ENOUGH, Headline
 from .costs import CODES_SHOWN, costs, depth_table, dim_table, tokens_counted
 from .figures import LEADS
-from .metadata import Statements, evaluations, with_edits
+from .metadata import Statements, with_edits
 from .native_export import SERVED, SERVED_TYPES, is_plain
 from .onnx_graphs import GraphReport, graph_table
+from .scores import evaluations
 from .sections import generated, join, merge, parse
 from .tables import TITLES, dataset_of, markdown, render, title_of
 from .training_record import TrainingRecord

@@ -26,7 +26,7 @@ from ..modeling.files_elastic import CODE_FILES, Source
 from ..models.auto import load_model
 from ..models.native import convert_to_native, output_map, without_native
 from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint, copy_files
-from .static_export import name_of, write_readme
+from .export_files import PLACE, write_readme
 
 
 logger = logging.getLogger(__name__)
@@ -36,26 +36,6 @@ SERVED_TYPES = (
     *("nomic_bert", "qwen2", "qwen3", "gemma3_text", "mistral", "llama"),
 )
 SERVED = "text-embeddings-inference"
-TEXT = """A plain `{architecture}` with layers {layers} of {name}. Its vectors have {dim} dims.
-
-```python
-{code}
-```
-
-{origin} Texts longer than {max_length} tokens are truncated.{dense}
-Its quality is not measured here: expect less from fewer layers.
-"""
-CODE = """from sentence_transformers import SentenceTransformer
-
-vectors = SentenceTransformer("user/name").encode(["one text", "another"])"""
-LATE_CODE = """from sentence_transformers import MultiVectorEncoder
-
-model = MultiVectorEncoder("user/name")
-print(model.similarity(model.encode_query(["a question"]), model.encode_document(["one text", "another"])))"""
-SAME = "Its vectors are those of the elastic encoder with `output_layer={layer}`."
-STATE_ONLY = """The exit of {layer} layers reads the hidden state alone. In the elastic encoder it reads the static
-table as well, so its vectors differ."""
-DENSE = " A Dense module after the pooling makes the vectors: a client that reads only the encoder gets other ones."
 AffineMap = tuple[torch.Tensor, torch.Tensor | None]  # weight `(dim, hidden_size)` and bias `(dim,)`
 
 
@@ -66,6 +46,7 @@ def export_native(
     *,
     model_type: str | None = None,
     encoder_only: bool = False,
+    place: str = PLACE,
 ) -> Checkpoint:
     """
     Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both, except at depths
@@ -82,6 +63,7 @@ def export_native(
         granularity ([`Granularity`], *optional*): The granularity to export. Default: the full size.
         model_type (`str`, *optional*): Model type to export an m3BERT to; see [`convert_to_native`].
         encoder_only (`bool`, *optional*, defaults to `False`): Leave out the head.
+        place (`str`, *optional*): What the code in the README loads, as Python arguments.
 
     Raises:
         ValueError: if the checkpoint is not elastic, has no native equivalent, or lacks the granularity.
@@ -109,7 +91,7 @@ def export_native(
     if embeds:
         dense = dense_of(output_map(model), projection, size.dim, config.hidden_size)
         write_settings(checkpoint, folder, dense, native.config.hidden_size)
-        describe_native(checkpoint, folder, size, native.config, has_dense=dense is not None)
+        describe_native(checkpoint, folder, size, native.config, place, has_dense=dense is not None)
     if checkpoint.record is not None:
         lost, trained = lost_layers(checkpoint, size), Grid.parse(checkpoint.record.grid)
         left = tuple(g for g in trained if g.layer not in lost and g.layer <= size.layer and g.dim <= size.dim)
@@ -124,21 +106,21 @@ def require_all_dims(checkpoint: Checkpoint, size: Granularity) -> None:
         raise ValueError(f"{size} of a model for late interaction: its modules read all {checkpoint.full.dim} dims.")
 
 
-def describe_native(checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, *, has_dense: bool) -> None:
+def describe_native(
+    checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, place: str, *, has_dense: bool
+) -> None:
     """Write the README of an embedding model that was exported at a size; `config` is that of the export."""
-    widths = checkpoint.settings.token_widths
-    kind, served = config.model_type, [SERVED] * (config.model_type in SERVED_TYPES and widths is None)
-    text = TEXT.format(
-        architecture=config.architectures[0],
-        layers=", ".join(map(str, checkpoint.source_layers(size.layer))),
-        name=name_of(checkpoint),
-        dim=widths[1] if widths else size.dim,
-        code=LATE_CODE if widths else CODE,
-        origin=(STATE_ONLY if state_only(checkpoint, size.layer) else SAME).format(layer=size.layer),
-        max_length=checkpoint.max_length,
-        dense=DENSE if has_dense else "",
-    )
-    write_readme(folder, f"{size.layer} of {checkpoint.full.layer} layers", text, (kind, *served))
+    widths = checkpoint.settings.token_widths  # of late interaction
+    facts = {
+        "architecture": config.architectures[0],
+        "late": widths is not None,
+        "dim": widths[1] if widths else size.dim,
+        "reads_state_only": state_only(checkpoint, size.layer),
+        "has_dense": has_dense,
+        "place": place,
+    }
+    served = [SERVED] if config.model_type in SERVED_TYPES and widths is None else []
+    write_readme(checkpoint, folder, "native", size, [config.model_type, *served], **facts)
 
 
 def write_settings(checkpoint: Checkpoint, folder: Path, dense: Projection | None, width: int) -> None:

@@ -1,6 +1,6 @@
 """
-The ONNX graphs of a checkpoint, under the names that the Hub's clients look for, and how much quality the smaller
-number formats lose.
+The ONNX graphs of a checkpoint, under the names that the Hub's clients look for, how much quality the smaller number
+formats lose, and graphs as runtimes whose latency is measured beside that of torch.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import copy
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -221,3 +222,32 @@ def embed_all(session: Any, encoder: GridEncoder, texts: Sequence[str], role: Ro
     parts = [order[start : start + encoder.batch_size] for start in range(0, len(texts), encoder.batch_size)]
     vectors = np.concatenate([embed(session, encoder, [texts[row] for row in part]) for part in parts])
     return torch.from_numpy(vectors[np.argsort(order)])
+
+
+def onnx_engines(encoder: GridEncoder, layers: Iterable[int]) -> dict[str, dict[int, Callable[[str], np.ndarray]]]:
+    """
+    Export an encoder at some layers, and open the graphs with as many threads as torch has.
+
+    Args:
+        encoder ([`GridEncoder`]): The encoder. It is not changed.
+        layers (`Iterable[int]`): Layers of its grid, each at the layer's largest dim. Two graphs per layer stay in
+            memory, each with all token embeddings.
+
+    Returns:
+        `dict[str, dict[int, Callable]]`: runtime (`"ONNX float32"`, `"ONNX int8"`) -> layer -> function that encodes a
+        query, given with its prompt, on the CPU. These are the `engines` of `measure_latency`.
+    """
+    queries = replace(encoder, max_length=encoder.max_length_of("query"))
+    engines: dict[str, dict[int, Callable[[str], np.ndarray]]] = {"ONNX float32": {}, "ONNX int8": {}}
+
+    def engine(file: Path) -> Callable[[str], np.ndarray]:
+        session = open_session(file, threads=torch.get_num_threads())
+        return lambda text: embed(session, queries, [text])
+
+    with TemporaryDirectory() as folder:
+        for layer in layers:
+            granularity = Granularity(layer, encoder.grid.dims_of(layer)[-1])
+            file = export_onnx(queries, granularity, Path(folder, f"{layer}.onnx"))
+            engines["ONNX float32"][layer] = engine(file)
+            engines["ONNX int8"][layer] = engine(quantize_onnx(file, Path(folder, f"{layer}_quantized.onnx")))
+    return engines

@@ -12,30 +12,22 @@ from pathlib import Path
 from ..encode.granularity import Granularity
 from ..models.settings import MODULES_FILE, SIMILARITY_FILE
 from .checkpoint import LICENSES, Checkpoint, copy_files
-from .native_export import STATE_ONLY, export_native, state_only
-from .static_export import CASTS, REQUIRED, export_static, name_of, write_json, write_modules, write_readme
+from .export_files import PLACE, write_json, write_modules, write_readme
+from .native_export import export_native, state_only
+from .static_export import export_static
 from .upload import CARD
 
 
 ROUTER_FILE = "router_config.json"
-TEXT = """Search with asymmetric encoders: queries are embedded by {query_side}, documents by all {layers} layers of
-{name}. Both have {dim} dims in one space, so that an index of the documents serves either side.
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("user/name"){cast}
-queries = model.encode_query(["someone makes music"], normalize_embeddings=True)
-documents = model.encode_document(["a man plays the guitar", "the stock market fell"], normalize_embeddings=True)
-print(queries @ documents.T)
-```
-
-No code of the repository runs. `encode` embeds documents.
-"""
 
 
 def export_router(
-    checkpoint: Checkpoint, folder: Path, queries: Granularity | None = None, *, dtype: str = "float32"
+    checkpoint: Checkpoint,
+    folder: Path,
+    queries: Granularity | None = None,
+    *,
+    dtype: str = "float32",
+    place: str = PLACE,
 ) -> tuple[Granularity, Granularity]:
     """
     Write a repository that `SentenceTransformer` loads as a `Router`: `encode_query` reads the static table, or the
@@ -48,6 +40,7 @@ def export_router(
             Default: layer 0 at all dims.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the static table. `similarity` of
             sentence-transformers does not compare float16 with float32; its `.float()` makes both sides float32.
+        place (`str`, *optional*): What the code in the README loads, as Python arguments.
 
     Returns:
         `tuple[Granularity, Granularity]`: what embeds queries and documents.
@@ -78,17 +71,9 @@ def export_router(
         "parameters": {"default_route": "document", "allow_empty_key": True},
     }
     write_json(folder / ROUTER_FILE, router)
-    required = REQUIRED.get(dtype) if queries.layer == 0 else None
-    write_modules(folder, "Router", "", checkpoint.settings, required)
-    text = TEXT.format(
-        query_side="a table look-up, without a transformer" if queries.layer == 0 else f"{queries.layer} layers",
-        layers=checkpoint.full.layer,
-        name=name_of(checkpoint),
-        dim=queries.dim,
-        cast=CASTS[dtype],
-    )
-    text += f"\n{STATE_ONLY.format(layer=queries.layer)}\n" if state_only(checkpoint, queries.layer) else ""
-    write_readme(folder, "Queries and documents by encoders of different depth", text, ("router", "asymmetric"))
+    write_modules(folder, "Router", "", checkpoint.settings, dtype if queries.layer == 0 else None)
+    facts = {"dtype": dtype, "reads_state_only": state_only(checkpoint, queries.layer), "place": place}
+    write_readme(checkpoint, folder, "router", queries, ("router", "asymmetric"), **facts)
     return queries, documents
 
 

@@ -5,11 +5,8 @@ sentence-transformers: both load the folder without remote code.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -18,62 +15,16 @@ from transformers import PreTrainedTokenizerBase
 
 from ..encode.granularity import Granularity, Grid
 from ..models.auto import load_model
-from ..models.settings import SIMILARITY_FILE, EmbeddingSettings
 from ..utils.numerics import quantize_rows
 from .checkpoint import Checkpoint
-from .upload import CARD
+from .export_files import PLACE, write_json, write_modules, write_readme
 
 
 DTYPES = ("float32", "float16", "int8")
-README = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags:
-{tags}
----
-
-# {title}
-
-{text}
-"""
-TEXT = """The static table of {name} at {dim} dims. The vector of a text is the mean of the rows of its tokens; no
-transformer runs. Compare vectors by cosine: with each other, and with those of the encoder's last layer at {dim} dims.
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("user/name"){cast}
-vectors = model.encode(["one text", "another"], normalize_embeddings=True)
-```
-
-```python
-from model2vec import StaticModel
-
-vectors = StaticModel.from_pretrained("user/name", normalize=True).encode(["one text", "another"])
-```
-
-- Special and unknown tokens have rows of zeros. They shorten a vector and do not change its direction.
-- Longer texts are truncated to {max_length} tokens. model2vec first truncates a text to {characters:,}
-  characters ({max_length} times the median length of a token), so its vectors of long texts with longer tokens differ.
-- model2vec leaves out unknown tokens{unknown}, and knows no prompts.{rows}
-"""
-# How a README loads a table of each type in sentence-transformers, which normalises in the type of the table.
-CASTS = {"float32": "", "float16": ".float()", "int8": ""}
-ROWS = {
-    "float32": "",
-    "float16": """
-- The rows are float16. Without `.float()`, sentence-transformers computes in float16 and normalises the vector of a
-  text without known tokens to NaN; with it, to zeros.""",
-    "int8": """
-- The rows are int8 in the file, with one scale per row (`weights`); vectors are float32. sentence-transformers reads
-  this from version 6.2 on.""",
-}
-
-REQUIRED = {"int8": {"sentence-transformers": ">=6.2"}}  # which versions 6.0 and 6.1 check, and earlier ones ignore
 
 
 def export_static(
-    checkpoint: Checkpoint, folder: Path, dim: int | None = None, *, dtype: str = "float32"
+    checkpoint: Checkpoint, folder: Path, dim: int | None = None, *, dtype: str = "float32", place: str = PLACE
 ) -> Granularity:
     """
     Write the static table of a checkpoint, which is its layer 0, with its tokenizer and prompts.
@@ -89,14 +40,17 @@ def export_static(
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows. `"int8"` has one scale per row, and
             vectors in float32. With `"float16"`, vectors are float16, too, in which sentence-transformers normalises
             an empty text to NaN; its `.float()` avoids that.
+        place (`str`, *optional*): What the code in the README loads, as Python arguments.
 
     Returns:
         [`Granularity`]: what was exported.
 
     Raises:
-        ValueError: if the checkpoint has no static table of these dims, its tokenizer adds tokens that the table
-            counts, or a row is not finite.
+        ValueError: if the type is unknown, the checkpoint has no static table of these dims, its tokenizer adds tokens
+            that the table counts, or a row is not finite.
     """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
     if 0 not in checkpoint.depths.table:
         raise ValueError(f"{checkpoint.folder} has no static table: fit one with `m3bert fit`.")
     size, settings = Granularity(0, dim or checkpoint.full.dim), checkpoint.settings
@@ -118,18 +72,14 @@ def export_static(
         "exported_from": checkpoint.origin_of(size),
     }
     write_json(folder / "config.json", config)
-    write_modules(folder, "StaticEmbedding", ".", settings, REQUIRED.get(dtype))
-    counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
-    text = TEXT.format(
-        name=name_of(checkpoint),
-        dim=size.dim,
-        cast=CASTS[dtype],
-        max_length=max_length,
-        characters=max_length * int(median(map(len, bare.get_vocab()))),
-        unknown=", which this table counts: its vectors of such texts differ" if counts_unknown else "",
-        rows=ROWS[dtype],
-    )
-    write_readme(folder, f"Static embeddings of {size.dim} dims", text, ("model2vec", "static-embeddings"))
+    write_modules(folder, "StaticEmbedding", ".", settings, dtype)
+    facts = {
+        "dtype": dtype,
+        "max_length": max_length,
+        "characters": max_length * int(median(map(len, bare.get_vocab()))),
+        "counts_unknown": tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored,
+    }
+    write_readme(checkpoint, folder, "static", size, ("model2vec", "static-embeddings"), place=place, **facts)
     return size
 
 
@@ -171,32 +121,3 @@ def tokenizer_of_content(
     longest = max_length - len(added)
     bare.enable_truncation(longest, direction=tokenizer.truncation_side)
     return bare, longest
-
-
-def write_modules(
-    folder: Path, kind: str, path: str, settings: EmbeddingSettings, required: Mapping[str, str] | None = None
-) -> None:
-    """Write what `SentenceTransformer` reads first: one module that embeds texts (class and folder), normalisation,
-    prompts and similarity, and the versions of packages without which it refuses the model."""
-    paths = {kind: path, **({"Normalize": "1_Normalize"} if settings.normalize else {})}
-    listing = settings.listing(paths)
-    if required is not None:
-        listing[SIMILARITY_FILE]["requirements"] = required
-    for name, content in listing.items():
-        write_json(folder / name, content)
-
-
-def name_of(checkpoint: Checkpoint) -> str:
-    """The name of the encoder in a README."""
-    made = "converted from" if checkpoint.is_m3bert else "made of"
-    return f"an elastic encoder, {made} `{checkpoint.source}`" if checkpoint.source else "an elastic encoder"
-
-
-def write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def write_readme(folder: Path, title: str, text: str, tags: tuple[str, ...]) -> None:
-    """Write the README of a repository of sentence-transformers."""
-    listed = "\n".join(f"- {tag}" for tag in ("sentence-transformers", "feature-extraction", *tags))
-    (folder / CARD).write_text(README.format(tags=listed, title=title, text=text.strip()), encoding="utf-8")

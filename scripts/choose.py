@@ -10,13 +10,15 @@ With `--output_file plan.json`, `m3bert index plan.json` builds the index.
 
 from __future__ import annotations
 
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from ..evaluation.choice import Budget, choose
 from ..evaluation.results import GridResults
 from ..evaluation.tasks import GROUPS
 from ..hub_cards.tables import asymmetric_table, hybrid_table, rescored_table, two_stage_table
-from .command import argument_parser, next_step
+from ..utils.help_texts import option
+from .command import next_step, parse_options
 
 
 def judges(results: GridResults, names: list[str]) -> list[str]:
@@ -31,44 +33,36 @@ def judges(results: GridResults, names: list[str]) -> list[str]:
     return list(dict.fromkeys(members))
 
 
+@dataclass
+class ChoiceArguments:
+    """The budget, and what to judge by."""
+
+    documents: int = option(MISSING, "Number of vectors in the index.")
+    memory_gb: float | None = option(None, "Memory for the stored vectors, in gigabytes.")
+    latency_ms: float | None = option(None, "ms per query, encoding and search together; needs measured latency.")
+    min_quality: float | None = option(
+        None, "Mean main metric, in 0..1, that is good enough: take the cheapest with it."
+    )
+    tasks: list[str] = option([], "Tasks, task types or groups to judge by. Default: retrieval, or all.")
+    plans: bool = option(
+        False, "Also print all measured searches in two stages, with codes rescored, or between layers."
+    )
+    output_file: Path | None = option(None, "File for the plan, which `m3bert index` builds.")
+
+
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("results", type=Path, help="results.json of `m3bert evaluate`")
-    parser.add_argument("--documents", type=int, required=True, help="number of vectors in the index")
-    parser.add_argument("--memory_gb", type=float, help="memory for the stored vectors, in gigabytes")
-    parser.add_argument(
-        "--latency_ms", type=float, help="ms per query, encoding and search together; needs measured latency"
-    )
-    parser.add_argument(
-        "--min_quality", type=float, help="mean main metric, in 0..1, that is good enough: take the cheapest with it"
-    )
-    parser.add_argument(
-        "--tasks", nargs="+", default=[], help="tasks, task types or groups to judge by; default: retrieval, or all"
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.01,
-        help="share of the quality that a two-stage search may lose (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--plans",
-        action="store_true",
-        help="also print all measured searches in two stages, with codes rescored, or between layers",
-    )
-    parser.add_argument("--output_file", type=Path, help="file for the plan, which `m3bert index` builds")
-    options = parser.parse_args(arguments)
-    results = GridResults.load(options.results)
+    file = {"type": Path, "help": "results.json of `m3bert evaluate`"}
+    options, place = parse_options((ChoiceArguments,), __doc__, arguments, results=file)
+    results = GridResults.load(place.results)
     tasks = judges(results, options.tasks)
     budget = Budget(options.documents, options.memory_gb, options.latency_ms, options.min_quality)
-    choice = choose(results, tasks, budget, tolerance=options.tolerance)
+    choice = choose(results, tasks, budget)
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
     if options.output_file is not None:
         from ..index.plan import Plan  # imports torch, which choosing does not need
 
-        file = options.output_file
-        Plan.of(choice, results, tasks, budget.documents).save(file)
-        print(f"Plan: {file}")
+        Plan.of(choice, results, tasks, budget.documents).save(options.output_file)
+        print(f"Plan: {options.output_file}")
     if options.plans:
         size = choice.granularity.size
         print(f"\n{two_stage_table(results, size)}")
@@ -79,7 +73,7 @@ def main(arguments: list[str]) -> None:
         if results.hybrid_searches:
             print(f"\n{hybrid_table(results)}")
     if options.output_file is None:
-        next_step("m3bert", "choose", *arguments, "--output_file", options.results.with_name("plan.json"))
+        next_step("m3bert", "choose", *arguments, "--output_file", place.results.with_name("plan.json"))
     else:
         index = ["--vector_store", "faiss", "--output_dir", options.output_file.with_suffix(".index")]
         next_step("m3bert", "index", options.output_file, "--files", "corpus.jsonl", *index)

@@ -9,64 +9,23 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..models.repository import MODEL_FILES, one_line
 from ..utils.durable import only_writer
 from ..utils.help_texts import did_you_mean
 
 
-if TYPE_CHECKING:
-    from ..encode.device import ComputeArguments
-
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
+BOOLEANS = ("True", "False", "true", "false", "1", "0")
 SIZE_FOLDERS = ("[0-9]*-layers", "table")  # of an export of several sizes
-
-
-class CommandParser(argparse.ArgumentParser):
-    """A parser that answers an unknown option with the nearest one."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, words = self.parse_known_args(args, namespace)
-        refuse_unknown(self, words)
-        return options
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """An empty parser whose help begins with a description, as it is written."""
-    return CommandParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-
-def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise a ValueError for words that a parser does not know. It names the nearest option."""
-    if words:
-        name = words[0].partition("=")[0]
-        known = did_you_mean(name, re.findall(r"--\w+", parser.format_help()))
-        raise ValueError(
-            f"unknown {'option' if name.startswith('-') else 'argument'} {name}{known}; --help lists all."
-        )
-
-
-def add_compute_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of [`ComputeArguments`] to a parser; [`compute_of`] reads them."""
-    from dataclasses import fields
-
-    from ..encode.device import ComputeArguments
-
-    for option in fields(ComputeArguments):
-        text = option.metadata["help"]
-        if isinstance(option.default, bool):
-            parser.add_argument(f"--{option.name}", action="store_true", help=text)
-        else:
-            parser.add_argument(f"--{option.name}", default=option.default, help=text)
-
-
-def compute_of(options: argparse.Namespace) -> ComputeArguments:
-    """The values of [`add_compute_options`]."""
-    from ..encode.device import ComputeArguments
-
-    return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def parse_options(
@@ -103,8 +62,18 @@ def parse_options(
     for name, values in positionals.items():
         parser.add_argument(name, **values)
     parser.set_defaults(**(defaults or {}))
+    if positionals:  # which a flag in front would read as its value
+        flags = {f"__{field.name}" for each in classes for field in fields(each) if field.type in (bool, "bool")}
+        arguments = [
+            f"{word}=True" if word.replace("-", "_") in flags and following not in BOOLEANS else word
+            for word, following in zip(arguments, [*arguments[1:], ""], strict=True)
+        ]
     *objects, words = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
-    refuse_unknown(parser, words)
+    if words:
+        name = words[0].partition("=")[0]
+        known = did_you_mean(name, re.findall(r"--\w+", parser.format_help()))
+        kind = "option" if name.startswith("-") else "argument"
+        raise ValueError(f"unknown {kind} {name}{known}; --help lists all.")
     return tuple(objects)
 
 

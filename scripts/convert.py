@@ -16,18 +16,32 @@ With --fit_exits, shallow layers embed into the space of the last one (see `m3be
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..encode.device import ComputeArguments
 from ..models.repository import MODEL_FILES, naming
 from ..utils.durable import replacing_files
-from .command import argument_parser, check_overwriting, compute_of, next_step, writing_to
-from .fit import add_exit_options, fit_options, report, teacher_of
+from ..utils.help_texts import option
+from .command import check_overwriting, next_step, parse_options, writing_to
+from .fit import ExitArguments, fit_options, report, teacher_of
 
 
 if TYPE_CHECKING:
     from ..modeling import M3BertModel
+
+
+@dataclass
+class ConversionArguments:
+    """What to convert."""
+
+    revision: str | None = option(None, "Branch, tag or commit of the source.")
+    encoder_only: bool = option(False, "Leave out pooling, projection and prompts.")
+    student_layers: str | None = option(
+        None, "Make a student of the first N layers, or of chosen ones: 1,4,6, counted from 1."
+    )
+    fit_exits: list[str] = option([], "Files with texts to fit exits to, with the options of `m3bert fit`.")
 
 
 def convert(
@@ -102,38 +116,33 @@ def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("source", help="folder or Hub id of a BERT, RoBERTa, XLM-R, ... encoder")
-    parser.add_argument("output_dir", help="folder for the m3BERT")
-    parser.add_argument("--revision", help="branch, tag or commit of the source")
-    parser.add_argument("--encoder_only", action="store_true", help="leave out pooling, projection and prompts")
-    parser.add_argument(
-        "--student_layers", help="make a student of the first N layers, or of chosen ones: 1,4,6, counted from 1"
+    options, exits, compute, place = parse_options(
+        (ConversionArguments, ExitArguments, ComputeArguments),
+        __doc__,
+        arguments,
+        source={"help": "folder or Hub id of a BERT, RoBERTa, XLM-R, ... encoder"},
+        output_dir={"help": "folder for the m3BERT"},
     )
-    parser.add_argument(
-        "--fit_exits", nargs="+", help="files with texts to fit exits to, with the options of `m3bert fit`"
-    )
-    add_exit_options(parser)
-    options = parser.parse_args(arguments)
     if options.fit_exits and options.encoder_only:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
-    with writing_to(options.output_dir, MODEL_FILES, options.overwrite, options.source):
+    source, output_dir = place.source, place.output_dir
+    with writing_to(output_dir, MODEL_FILES, exits.overwrite, source):
         if options.fit_exits:
             from ..data.text_files import TextFiles
             from ..exits.repository import fit_model, save_fitted, with_cache
 
-            texts, output = TextFiles(options.fit_exits, options.text_column), Path(options.output_dir)
-            compute, settings = compute_of(options), with_cache(fit_options(options), output)
-            model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
-            fitted = fit_model(model, tokenizer, texts, settings, compute, teacher_of(options))
-            save_fitted(fitted, output, overwrite=options.overwrite)
+            texts, output = TextFiles(options.fit_exits, exits.text_column), Path(output_dir)
+            model, tokenizer = converted(source, options.revision, student_layers=options.student_layers)
+            settings = with_cache(fit_options(exits), output)
+            fitted = fit_model(model, tokenizer, texts, settings, compute, teacher_of(exits, compute))
+            save_fitted(fitted, output, overwrite=exits.overwrite)
             print(report(fitted))
         else:
-            chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}
-            model = convert(options.source, options.output_dir, options.revision, **chosen)
+            named = {"encoder_only": options.encoder_only, "student_layers": options.student_layers}
+            model = convert(source, output_dir, options.revision, overwrite=exits.overwrite, **named)
     print(
-        f"{options.output_dir}: {model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}, "
-        f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "
+        f"{output_dir}: {model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}, "
+        f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({output_dir!r}, "
         "trust_remote_code=True, output_layer=..., output_dim=...)."
     )
-    next_step(model=options.output_dir)
+    next_step(model=output_dir)

@@ -32,6 +32,7 @@ from ..encode.precisions import FLOAT, PRECISIONS
 from ..encode.states import unwrap_encoder
 from ..evaluation import GridEmbeddings, GridEncoder
 from ..evaluation.latency import milliseconds_in_turn
+from ..hub_cards.tables import markdown
 from ..modeling.configuration_elastic import Elasticity
 from ..utils.extras import require_extra, require_sentence_transformers
 from ..utils.help_texts import option
@@ -47,14 +48,10 @@ ROUNDS = 40  # of a measurement
 ABOUT_EXITS = "Documents are embedded once, by all layers. Fewer layers, or a table look-up, read the question."
 STYLE = """
 .headline h2 {font-size: 1.5rem; line-height: 1.25; margin: 0} .headline b, .both b::after {color: var(--color-accent)}
-.headline p, figcaption {color: var(--body-text-color-subdued)} .found ol {list-style: none; margin: 0; padding: 0}
+.headline p {color: var(--body-text-color-subdued)} .found ol {list-style: none; margin: 0; padding: 0}
 .found {display: grid; grid-template-columns: repeat(auto-fit, minmax(16em, 1fr)); gap: 0 2em; overflow-wrap: anywhere}
 .found li {border-left: 4px solid var(--border-color-primary); margin: .5rem 0; padding-left: .7rem}
 .found .both {border-color: var(--color-accent)} .both b::after {content: " ✓ both"; font-weight: 400}
-svg.curve {width: 100%; max-width: 500px} .curve text {fill: var(--body-text-color); font-size: 13px}
-.curve path {fill: none; stroke: var(--border-color-primary)} .curve .line {stroke: var(--color-accent)}
-.curve circle {fill: var(--color-accent); r: 5px} .curve .chosen {stroke: var(--body-text-color); r: 8px}
-.curve * {stroke-width: 2} .curve text {stroke: none; text-anchor: middle}
 """
 SPACE_EXTRAS = ("demo", "evaluation", "faiss", "sentence-transformers")
 SPACE_CARD = """---
@@ -141,20 +138,13 @@ def listing(title: str, corpus: Corpus, rows: Sequence[int], shared: set[int]) -
     return f"<div><h3>{title}</h3><ol>{''.join(items)}</ol></div>"
 
 
-def curve(points: Mapping[int, tuple[float, int]], chosen: int, count: int) -> str:
-    """A drawing of every depth: its milliseconds, and how many of `count` documents it shares with the full model."""
-    width, low = 380 / max(ms for ms, _ in points.values()), 30 * count + 30
-    lines = range(30, low + 1, 30)
-    drawn = [f'<path d="M30 {y}H470"/><text x="14" y="{y + 4}">{(low - y) // 30}</text>' for y in lines]
-    at = {layer: (round(60 + width * ms), low - 30 * shared) for layer, (ms, shared) in points.items()}
-    drawn.append(f'<path class="line" d="M{" ".join(f"{x},{y}" for x, y in at.values())}"/>')
-    for layer, (x, y) in at.items():
-        drawn.append(f'<circle class="{"chosen" if layer == chosen else ""}" cx="{x}" cy="{y}"/>')
-        if layer == chosen or len(points) <= 6:
-            name, ms = in_words(layer, max(points)).removesuffix(" layers"), f"{points[layer][0]:.1f}"
-            drawn.append(f'<text x="{x}" y="{y - 14}">{name}</text><text x="{x}" y="{low + 22}">{ms}</text>')
-    return f"""<svg class="curve" viewBox="0 0 480 {low + 30}" role="img">{"".join(drawn)}</svg>
-<figcaption>This question at every depth: documents shared with the full model, over milliseconds</figcaption>"""
+def depth_table(points: Mapping[int, tuple[float, int]], chosen: int, count: int) -> str:
+    """Every depth, the chosen one in bold: its milliseconds, and the documents that it shares with the full model."""
+    rows = []
+    for layer, (ms, shared) in points.items():
+        row = [in_words(layer, max(points)), f"{ms:.1f}", f"{shared} of {count}"]
+        rows.append([f"**{cell}**" for cell in row] if layer == chosen else row)
+    return markdown(["This question at every depth", "ms", "documents shared with the full model"], rows)
 
 
 def snippet(encoder: GridEncoder, layer: int, dim: int, code: str) -> str:
@@ -195,7 +185,8 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
         mine = listing(f"{depth.capitalize()}, {size}", corpus, hits[layer].rows, shared[layer])
         theirs = listing(f"Full model, {full.dim} dims, {FLOAT}", corpus, whole.rows, shared[layer])
         summary = headline(depth, len(shared[layer]), hits[layer], whole)
-        return [summary, mine + theirs, curve(points, layer, len(whole.rows)), snippet(encoder, layer, dim, code)]
+        every = depth_table(points, layer, len(whole.rows))
+        return [summary, mine + theirs, every, snippet(encoder, layer, dim, code)]
 
     with gr.Blocks(title="One encoder, many sizes", analytics_enabled=False) as page:
         gr.Markdown(f"# One encoder, many sizes\n{ABOUT_EXITS if exits else ''}")
@@ -215,13 +206,13 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
                 stored = [(f"{code.name}: {code.words}", code.name) for code in codes]
                 code = gr.Radio(stored, value="int8", label="Precision of the document vectors")
             with gr.Column(scale=5, min_width=320):
-                lists, figure = gr.HTML(elem_classes="found"), gr.HTML()
+                lists, depths = gr.HTML(elem_classes="found"), gr.Markdown()
         python = gr.Code(language="python", label="Load this size", interactive=False, show_line_numbers=False)
         with gr.Accordion("Search your own texts", open=False):
             texts = gr.Textbox("", label="One per line, in place of Python's documentation", lines=4, max_length=10**5)
             button = gr.Button("Search them")
         triggers = [page.load, query.change, button.click, layer.input, dim.input, code.input]
-        shown, controls = [summary, lists, figure, python], [query, texts, layer, dim, code]
+        shown, controls = [summary, lists, depths, python], [query, texts, layer, dim, code]
         gr.on(triggers, compare, controls, shown, trigger_mode="always_last", show_progress="hidden")
     return page
 

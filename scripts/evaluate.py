@@ -164,7 +164,7 @@ def main(arguments: list[str]) -> None:
     with writing_to(options.output_dir, FILES, options.overwrite):
         from transformers import set_seed
 
-        from ..hub_cards.onnx_latency import onnx_engines
+        from ..hub_cards.onnx_graphs import onnx_engines
 
         set_seed(options.seed)
         encoder = load_encoder(encoding)

@@ -23,16 +23,18 @@ Without `trust_remote_code`, the result is the source: its weights and its other
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..data.formats import check_files
+from ..encode.device import ComputeArguments
 from ..models.repository import MODEL_FILES
 from ..utils.columns import fields_of
-from .command import add_compute_options, argument_parser, check_overwriting, compute_of, next_step
+from ..utils.help_texts import option
+from .command import check_overwriting, next_step, parse_options
 
 
 if TYPE_CHECKING:
@@ -40,52 +42,44 @@ if TYPE_CHECKING:
     from ..exits.repository import Embed, Fitted
 
 
-def add_exit_options(parser: ArgumentParser) -> None:
-    """Add the options of a fit, which `convert` has, too."""
-    parser.add_argument(
-        "--depths",
-        nargs="+",
-        metavar="DEPTH",
-        help="depths to fit beside the table: a number of layers (2), or the layers (1,2,11,12 or 1-3,10-12); "
-        "default: about a sixth, a third, a half and two thirds of the layers",
+@dataclass
+class ExitArguments:
+    """Which depths to fit, and how."""
+
+    depths: list[str] = option(
+        [],
+        "Depths to fit beside the table: a number of layers (2), or the layers (1,2,11,12 or 1-3,10-12). Default: "
+        "about a sixth, a third, a half and two thirds of the layers.",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
-    parser.add_argument(
-        "--text_column",
-        default="text",
-        help="text column; title+text joins two (default: %(default)s)",
+    overwrite: bool = option(False, "Replace a model that output_dir holds.")
+    text_column: str = option("text", "Text column; title+text joins two.")
+    basis: str = option(
+        "last_layer",
+        "last_layer leaves the last layer as it is; principal rotates all embeddings to principal components.",
     )
-    parser.add_argument(
-        "--basis",
-        default="last_layer",
-        help="last_layer leaves the last layer as it is; principal rotates all embeddings to principal components "
-        "(default: %(default)s)",
+    no_static: bool = option(False, "Fit no static table: exits read their layer's hidden state alone.")
+    cache_dir: str | None = option(
+        None, "Folder that keeps finished parts for the next fit. Default: OUTPUT_DIR.fit, until this one is saved."
     )
-    parser.add_argument(
-        "--no_static", action="store_true", help="fit no static table: exits read their layer's hidden state alone"
+    teacher: str | None = option(
+        None,
+        "Folder or Hub id of another encoder, whose embeddings the exits predict.",
+        aliases=["--teacher_name_or_path"],
     )
-    parser.add_argument(
-        "--cache_dir",
-        help="folder that keeps finished parts for the next fit; default: OUTPUT_DIR.fit, until this one is saved",
-    )
-    parser.add_argument(
-        "--teacher",
-        "--teacher_name_or_path",
-        help="folder or Hub id of another encoder, whose embeddings the exits predict",
-    )
-    parser.add_argument(
-        "--teacher_cache_dir",
-        default="runs/teachers",
-        help="folder for the teacher's embeddings (default: %(default)s)",
-    )
-    parser.add_argument("--max_length", type=int, help="longest text in tokens; default: the model's limit")
-    parser.add_argument(
-        "--batch_size",
-        type=int,
-        default=64,
-        help="texts of 128 tokens per batch; more short ones (default: %(default)s)",
-    )
-    add_compute_options(parser)
+    teacher_cache_dir: str = option("runs/teachers", "Folder for the teacher's embeddings.")
+    max_length: int | None = option(None, "Longest text in tokens. Default: the model's limit.")
+    batch_size: int = option(64, "Texts of 128 tokens per batch; more short ones.")
+
+
+@dataclass
+class FitArguments:
+    """The texts to fit to."""
+
+    files: list[str] = option([], "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
+    target_vectors: list[str] = option([], "In place of --files: rows of text and vector of the index to join.")
+    vector_column: str = option("vector", "Column with the vectors of --target_vectors.")
+    revision: str | None = option(None, "Branch, tag or commit of the source.")
+    trust_remote_code: bool = option(False, "Run code that comes with the source.")
 
 
 def layers_of_depth(text: str) -> list[int]:
@@ -106,10 +100,10 @@ def layers_of_depth(text: str) -> list[int]:
     return layers
 
 
-def depths_of(options: Namespace) -> dict[str, Any]:
+def depths_of(options: ExitArguments) -> dict[str, Any]:
     """The depths that the options name, as fields of [`FitOptions`]. ValueError if two have as many layers."""
     depths: dict[int, list[int]] = {}
-    for text in options.depths or ():
+    for text in options.depths:
         layers = layers_of_depth(text)
         depth = len(layers) or int(text)
         if depths.setdefault(depth, layers) != layers:
@@ -124,8 +118,8 @@ def depths_of(options: Namespace) -> dict[str, Any]:
     return {"layers": sorted(prefixes), "paths": paths, "depths": sorted({*others} - {*paths})}
 
 
-def fit_options(options: Namespace, **more: Any) -> FitOptions:
-    """What the options of [`add_exit_options`] say of a fit."""
+def fit_options(options: ExitArguments, **more: Any) -> FitOptions:
+    """The options of a fit."""
     from ..exits.plan import FitOptions
 
     return FitOptions(
@@ -140,13 +134,13 @@ def fit_options(options: Namespace, **more: Any) -> FitOptions:
     )
 
 
-def teacher_of(options: Namespace) -> Embed | None:
+def teacher_of(options: ExitArguments, compute: ComputeArguments) -> Embed | None:
     """Embeds texts by the encoder of `--teacher`, if there is one."""
     if options.teacher is None:
         return None
     from ..data.teacher import Teacher
 
-    teacher = Teacher(options.teacher, compute=compute_of(options))
+    teacher = Teacher(options.teacher, compute=compute)
     return partial(teacher.embed, cache_dir=options.teacher_cache_dir, description="Teacher")
 
 
@@ -193,26 +187,21 @@ def milliseconds_of(fitted: Fitted) -> dict[int, float]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("source", help="folder or Hub id of an encoder")
-    parser.add_argument("output_dir", help="folder for the elastic encoder")
-    texts = parser.add_mutually_exclusive_group(required=True)
-    texts.add_argument("--files", nargs="+", help=".txt, .jsonl, .csv or .parquet files, also gzipped")
-    texts.add_argument("--target_vectors", nargs="+", help="files with rows of text and vector: the index to join")
-    parser.add_argument(
-        "--vector_column", default="vector", help="column with the vectors of --target_vectors (default: %(default)s)"
+    exits, options, compute, place = parse_options(
+        (ExitArguments, FitArguments, ComputeArguments),
+        __doc__,
+        arguments,
+        source={"help": "folder or Hub id of an encoder"},
+        output_dir={"help": "folder for the elastic encoder"},
     )
-    parser.add_argument("--revision", help="branch, tag or commit of the source")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the source")
-    add_exit_options(parser)
-    options = parser.parse_args(arguments)
-    if options.target_vectors and options.teacher:
+    if bool(options.files) == bool(options.target_vectors):
+        raise ValueError("A fit needs texts: pass either --files or --target_vectors.")
+    if options.target_vectors and exits.teacher:
         raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
-    check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
-    columns = fields_of(options.text_column) if options.files else [options.text_column, options.vector_column]
+    check_overwriting(place.output_dir, MODEL_FILES, exits.overwrite, place.source)
+    columns = fields_of(exits.text_column) if options.files else [exits.text_column, options.vector_column]
     for file in options.files or options.target_vectors:  # before anything heavy is imported
         check_files([file], columns)
-    compute = compute_of(options)
     from ..data.target_vectors import read_target_vectors
     from ..data.text_files import TextFiles
     from ..exits.repository import fit
@@ -220,24 +209,24 @@ def main(arguments: list[str]) -> None:
     target: dict[str, Any] = {}
     sources: Sources | TextFiles
     if options.target_vectors:
-        sources, teacher = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
+        sources, teacher = read_target_vectors(options.target_vectors, exits.text_column, options.vector_column)
         target = {"teacher": teacher, "teacher_name": ", ".join(sources)}
     else:
-        sources = TextFiles(options.files, options.text_column)
+        sources = TextFiles(options.files, exits.text_column)
     fitted = fit(
-        options.source,
-        options.output_dir,
+        place.source,
+        place.output_dir,
         sources,
-        fit_options(options, **target),
+        fit_options(exits, **target),
         compute=compute,
-        embed=teacher_of(options),
+        embed=teacher_of(exits, compute),
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
-        overwrite=options.overwrite,
+        overwrite=exits.overwrite,
     )
-    print(f"{report(fitted)}\nSaved to {options.output_dir}.")
+    print(f"{report(fitted)}\nSaved to {place.output_dir}.")
     if fitted.record.pooling == "none":  # evaluations compare one vector per text
-        sizes = ("--sizes", "all", "--output_dir", f"{options.output_dir}-sizes")
-        next_step("m3bert", "export", "--format", "native", "--model", options.output_dir, *sizes)
+        sizes = ("--sizes", "all", "--output_dir", f"{place.output_dir}-sizes")
+        next_step("m3bert", "export", "--format", "native", "--model", place.output_dir, *sizes)
     else:
-        next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)
+        next_step(model=place.output_dir, trust_remote_code=options.trust_remote_code)

@@ -12,43 +12,53 @@ writes neither. An interrupted call continues.
 from __future__ import annotations
 
 import shutil
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from ..data.formats import check_files
+from ..encode.device import ComputeArguments
 from ..models.repository import MODEL_FILES
-from .command import add_compute_options, argument_parser, check_overwriting, compute_of, next_step
+from ..utils.help_texts import option
+from .command import check_overwriting, next_step, parse_options
+
+
+@dataclass
+class JoinArguments:
+    """The rows of the index, and how to read the model."""
+
+    vectors: list[str] = option(MISSING, "Files with rows of text and vector of the index.")
+    text_column: str = option("text", "Text column.")
+    vector_column: str = option("vector", "Vector column.")
+    dry_run: bool = option(False, "Say what the search keeps, and write no model.")
+    overwrite: bool = option(False, "Replace a model that output_dir holds.")
+    revision: str | None = option(None, "Branch, tag or commit of the model.")
+    trust_remote_code: bool = option(False, "Run code that comes with the model.")
 
 
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("model", help="folder or Hub id of the encoder for queries")
-    parser.add_argument("output_dir", help="folder for the joined model")
-    parser.add_argument("--vectors", nargs="+", required=True, help="files with rows of text and vector of the index")
-    parser.add_argument("--text_column", default="text", help="text column (default: %(default)s)")
-    parser.add_argument("--vector_column", default="vector", help="vector column (default: %(default)s)")
-    parser.add_argument("--dry_run", action="store_true", help="say what the search keeps, and write no model")
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
-    parser.add_argument("--revision", help="branch, tag or commit of the model")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
-    add_compute_options(parser)
-    options = parser.parse_args(arguments)
-    check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.model)
+    options, compute, place = parse_options(
+        (JoinArguments, ComputeArguments),
+        __doc__,
+        arguments,
+        model={"help": "folder or Hub id of the encoder for queries"},
+        output_dir={"help": "folder for the joined model"},
+    )
+    check_overwriting(place.output_dir, MODEL_FILES, options.overwrite, place.model)
     for file in options.vectors:  # before anything heavy is imported
         check_files([file], [options.text_column, options.vector_column])
-    compute = compute_of(options)
     from ..data.target_vectors import read_target_vectors
     from ..exits.join import join
 
     sources, vectors = read_target_vectors(options.vectors, options.text_column, options.vector_column)
-    texts, cache = [text for lines in sources.values() for text in lines], f"{options.output_dir}.join"
+    texts, cache = [text for lines in sources.values() for text in lines], f"{place.output_dir}.join"
     hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     said = "Embedding rows"
-    joined = join(options.model, texts, vectors, compute=compute, cache_dir=cache, description=said, **hub)
+    joined = join(place.model, texts, vectors, compute=compute, cache_dir=cache, description=said, **hub)
     print(f"Read {len(texts):,} rows; their vectors have {vectors.width} dims.\n{joined.report()}")
     if options.dry_run:
         return
-    joined.save(options.output_dir, overwrite=options.overwrite)
+    joined.save(place.output_dir, overwrite=options.overwrite)
     shutil.rmtree(cache)
-    print(f"Saved to {options.output_dir}. For vectors of the index in the space of the model:")
-    print(f"back = numpy.load({str(Path(options.output_dir, 'from_index.npy'))!r}); vectors @ back[1:] + back[0]")
-    next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)
+    print(f"Saved to {place.output_dir}. For vectors of the index in the space of the model:")
+    print(f"back = numpy.load({str(Path(place.output_dir, 'from_index.npy'))!r}); vectors @ back[1:] + back[0]")
+    next_step(model=place.output_dir, trust_remote_code=options.trust_remote_code)

@@ -17,68 +17,69 @@ same command again. The token comes from `hf auth login` or from HF_TOKEN.
 
 from __future__ import annotations
 
-import argparse
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..encode.granularity import Granularity
 from ..evaluation.results import GridResults
-from .command import argument_parser, next_step
+from ..utils.help_texts import option
+from .command import next_step, parse_options
 from .sources import local_data
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint")
-    parser.add_argument("repo_id", help="repository on the Hub: user/model")
-    parser.add_argument("--results", type=Path, help="results.json of `m3bert evaluate` for exactly this checkpoint")
-    parser.add_argument("--sizes", nargs="+", default=[], help="also push these sizes as branches: 2 4 table; or all")
-    parser.add_argument("--granularity", help="publish only this granularity, as a small, complete model")
-    parser.add_argument(
-        "--format",
-        choices=("elastic", "native", "static", "router"),
-        default="elastic",
-        help="elastic: the repository as it is; native: a plain encoder; static: the table; router: queries "
-        "by --granularity, or the table, and documents by all layers. All but elastic need no remote code "
-        "(default: %(default)s)",
+@dataclass
+class PushArguments:
+    """What to publish, and what its card says."""
+
+    results: Path | None = option(None, "results.json of `m3bert evaluate` for exactly this checkpoint.")
+    sizes: list[str] = option([], "Also push these sizes as branches: 2 4 table; or all.")
+    granularity: str | None = option(None, "Publish only this granularity, as a small, complete model.")
+    format: Literal["elastic", "native", "static", "router"] = option(
+        "elastic",
+        "elastic: the repository as it is; native: a plain encoder; static: the table; router: queries by "
+        "--granularity, or the table, and documents by all layers. All but elastic need no remote code.",
     )
-    parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits: needs torchao")
-    parser.add_argument(
-        "--onnx", nargs="+", default=[], help="also export the full size, these granularities and --sizes to ONNX"
-    )
-    parser.add_argument("--onnx_int8", action="store_true", help="export each granularity of --onnx also in 8 bits")
-    parser.add_argument("--onnx_fp16", action="store_true", help="export each ONNX graph also in float16")
-    parser.add_argument("--license", help="license identifier: apache-2.0")
-    parser.add_argument("--language", nargs="+", default=[], help="language codes: en de")
-    parser.add_argument("--datasets", nargs="+", default=[], help="Hub ids of training data, besides those on record")
-    parser.add_argument("--base_model", help="Hub id of the base model, in place of the one on record")
-    parser.add_argument("--tags", nargs="+", default=[], help="additional tags")
-    parser.add_argument("--mteb_meta", type=Path, help="write a ModelMeta for MTEB's repository to this Python file")
-    parser.add_argument("--own_code", action="store_true", help="publish Python files that differ from this package's")
-    parser.add_argument("--public", action="store_true", help="make a new repository public")
-    parser.add_argument("--revision", help="existing branch to commit to; default: main")
-    parser.add_argument("--message", default="Publish with m3bert", help="commit message (default: %(default)s)")
-    parser.add_argument("--dry_run", action="store_true", help="list all files with their sizes, and push nothing")
-    parser.add_argument("--output_dir", type=Path, help="new folder for a copy of these files, also the card")
-    given = parser.parse_args(arguments)
-    if not given.checkpoint.is_dir():
-        raise ValueError(f"{given.checkpoint} is not a folder: name the folder of a checkpoint.")
-    given.granularity = None if given.granularity is None else Granularity.parse(given.granularity)
-    given.onnx = [Granularity.parse(size) for size in given.onnx]
-    return given
+    quantize: bool = option(False, "Store the linear layers in 8 bits: needs torchao.")
+    onnx: list[str] = option([], "Also export the full size, these granularities and --sizes to ONNX.")
+    onnx_int8: bool = option(False, "Export each granularity of --onnx also in 8 bits.")
+    onnx_fp16: bool = option(False, "Export each ONNX graph also in float16.")
+    license: str | None = option(None, "License identifier: apache-2.0.")
+    language: list[str] = option([], "Language codes: en de.")
+    datasets: list[str] = option([], "Hub ids of training data, besides those on record.")
+    base_model: str | None = option(None, "Hub id of the base model, in place of the one on record.")
+    tags: list[str] = option([], "Additional tags.")
+    mteb_meta: Path | None = option(None, "Write a ModelMeta for MTEB's repository to this Python file.")
+    own_code: bool = option(False, "Publish Python files that differ from this package's.")
+    public: bool = option(False, "Make a new repository public.")
+    revision: str | None = option(None, "Existing branch to commit to. Default: main.")
+    message: str = option("Publish with m3bert", "Commit message.")
+    dry_run: bool = option(False, "List all files with their sizes, and push nothing.")
+    output_dir: Path | None = option(None, "New folder for a copy of these files, also the card.")
 
 
 def main(arguments: list[str]) -> None:
-    given = parse(arguments)
+    given, place = parse_options(
+        (PushArguments,),
+        __doc__,
+        arguments,
+        checkpoint={"type": Path, "help": "folder of the checkpoint"},
+        repo_id={"help": "repository on the Hub: user/model"},
+    )
+    if not place.checkpoint.is_dir():
+        raise ValueError(f"{place.checkpoint} is not a folder: name the folder of a checkpoint.")
+    size = None if given.granularity is None else Granularity.parse(given.granularity)
+    graphs = tuple(Granularity.parse(size) for size in given.onnx)
     results = GridResults.load(given.results) if given.results is not None else None
     from ..hub_cards.metadata import Statements
     from ..hub_cards.mteb_meta import write_mteb_meta
     from ..hub_cards.publication import Options, laid_out
 
     options = Options(
-        granularity=given.granularity,
+        granularity=size,
         quantize=given.quantize,
-        onnx=tuple(given.onnx),
+        onnx=graphs,
         statements=Statements(
             given.license, tuple(given.language), tuple(given.datasets), given.base_model, tuple(given.tags)
         ),
@@ -90,10 +91,10 @@ def main(arguments: list[str]) -> None:
         sizes=tuple(given.sizes),
     )
     where = {"revision": given.revision, "dry_run": given.dry_run}
-    with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:
+    with laid_out(place.checkpoint, place.repo_id, options, results, **where) as publication:
         print(publication.listing())
         if given.mteb_meta is not None:  # before the push, so that an error comes first
-            write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id)
+            write_mteb_meta(given.mteb_meta, publication.folder, place.repo_id)
         if given.output_dir is not None:
             for name, folder in {"": publication.folder, **publication.branches}.items():
                 shutil.copytree(folder, given.output_dir / name)
@@ -105,9 +106,9 @@ def main(arguments: list[str]) -> None:
             return
         commit = publication.upload(private=not given.public, revision=given.revision, message=given.message)
         if given.mteb_meta is not None:
-            write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id, commit.oid)
+            write_mteb_meta(given.mteb_meta, publication.folder, place.repo_id, commit.oid)
     print(commit.commit_url)
     for name in publication.branches:
         print(f"{commit.repo_url}/tree/{name}")
     if given.format in ("elastic", "native"):
-        next_step(model=given.repo_id)
+        next_step(model=place.repo_id)

@@ -12,7 +12,6 @@ docstring is the query, the text below it the document to find. All results go t
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import shutil
@@ -20,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,8 @@ from ..trainers import (
     fit_exits,
 )
 from ..utils.extras import require_extra
-from .command import add_compute_options, argument_parser, compute_of
+from ..utils.help_texts import option
+from .command import parse_options
 from .sources import DEFAULT_ENCODER, default_base
 
 
@@ -69,6 +69,20 @@ QUESTIONS = [
     "how to time a small snippet of code",
 ]
 STAGES = {"truncated": "first layers alone", "fitted": "fitted", "trained": "fine-tuned"}
+
+
+@dataclass
+class QuickstartArguments:
+    """The run."""
+
+    model_name_or_path: str | None = option(
+        None, "Folder or Hub id of an encoder. Default: one from PyPI.", aliases=["--model"]
+    )
+    output_dir: Path = option(OUTPUT_DIR, "Folder for all results.")
+    fast: bool = option(False, "Stop before the fine-tuning.")
+    steps: int = option(80, f"Training steps, of {BATCH_SIZE} pairs each.")
+    seed: int = option(0, "Random seed.")
+    query: list[str] = option([], "Questions to an existing run.")
 
 
 class Steps:
@@ -130,10 +144,10 @@ def fit(encoder: GridEncoder, pairs: list[Pair]) -> None:
     encoder.model.config.matryoshka_dims = encoder.grid.dims
 
 
-def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) -> None:
+def train(encoder: GridEncoder, pairs: list[Pair], options: QuickstartArguments, compute: ComputeArguments) -> None:
     """Contrast pairs at every granularity, and queries at every depth with documents at the last layer; shallow layers
     also learn to embed like the last one did before. The model is saved in place of the fitted one."""
-    compute, texts, grid = compute_of(options), list(dict.fromkeys(training_texts(pairs))), encoder.grid
+    texts, grid = list(dict.fromkeys(training_texts(pairs))), encoder.grid
     at_full = replace(encoder, grid=Grid((grid.full,)), max_length=SHORT_LENGTH)
     vectors = at_full.encode(texts, description="Encoding what to train on").at(grid.full)
     before = TeacherEmbeddings.write(texts, vectors, options.output_dir / "training" / "before.npy")
@@ -245,8 +259,8 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
     )
 
 
-def run(options: argparse.Namespace) -> None:
-    base, compute = options.model_name_or_path or default_base(), compute_of(options)
+def run(options: QuickstartArguments, compute: ComputeArguments) -> None:
+    base = options.model_name_or_path or default_base()
     require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
     logging.getLogger(GridEncoder.__module__).setLevel(logging.ERROR)  # texts are cut on purpose
     folder, step = options.output_dir, Steps(4 if options.fast else 6)
@@ -280,7 +294,7 @@ def run(options: argparse.Namespace) -> None:
         measure("fitted", full.layer)
     if not options.fast:
         with step(f"Fine-tune all sizes together, {options.steps} steps", "about 5 min"):
-            train(encoder, train_pairs, options)
+            train(encoder, train_pairs, options, compute)
         with step("Measure every size again", "about 30 s"):
             measure("trained", full.layer)
     with step("Embed all documents once, and time a query", "about 30 s"):
@@ -307,22 +321,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument(
-        "--model_name_or_path", "--model", help="folder or Hub id of an encoder; default: one from PyPI"
-    )
-    parser.add_argument(
-        "--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results (default: %(default)s)"
-    )
-    parser.add_argument("--fast", action="store_true", help="stop before the fine-tuning")
-    parser.add_argument(
-        "--steps", type=int, default=80, help=f"training steps, of {BATCH_SIZE} pairs each (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
-    parser.add_argument("--query", action="append", help="ask an existing run; can be repeated")
-    add_compute_options(parser)
-    options = parser.parse_args(arguments)
+    options, compute = parse_options((QuickstartArguments, ComputeArguments), __doc__, arguments)
     if options.query:
-        ask(options.output_dir, options.query, compute_of(options))
+        ask(options.output_dir, options.query, compute)
     else:
-        run(options)
+        run(options, compute)

@@ -11,38 +11,58 @@ is measured on texts that are held out, or on those of --other. --languages read
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..data.text_files import TextFiles
 from ..models.repository import MODEL_FILES, naming
 from ..utils.durable import replacing_files
-from .command import argument_parser, next_step, writing_to
+from ..utils.help_texts import option
+from .command import next_step, parse_options, writing_to
 
 
 if TYPE_CHECKING:
     from ..models.trim import Texts
 
+SNAPSHOT = "20231101"  # of the data set wikimedia/wikipedia
 
-def texts_of(files: Sequence[str], options: Namespace) -> Texts:
+
+@dataclass
+class TrimArguments:
+    """The texts, and what to keep beside their tokens."""
+
+    files: list[str] = option([], "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
+    languages: list[str] = option([], "In place of --files: languages of Wikipedia, such as en pt.")
+    text_column: str = option("text", "Column with the texts; title+text joins two.")
+    articles: int = option(10_000, "Articles of Wikipedia per language.")
+    other: list[str] = option([], "Files with texts to measure on. Default: every tenth text.")
+    characters: Literal["all", "texts"] = option(
+        "all", "Single characters to keep: all, or those of the texts, other ones become unknown."
+    )
+    revision: str | None = option(None, "Branch, tag or commit of the source.")
+    trust_remote_code: bool = option(False, "Run code that comes with the source.")
+    overwrite: bool = option(False, "Replace a model that output_dir holds.")
+
+
+def texts_of(files: Sequence[str], options: TrimArguments, source: str) -> Texts:
     """The texts of some files, as the source reads them."""
     texts, tokenizer = TextFiles(files, options.text_column), None
     if "+" in options.text_column:  # the tokenizer has the separator of joined columns
         from transformers import AutoTokenizer
 
-        with naming(options.source):
-            tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
+        with naming(source):
+            tokenizer = AutoTokenizer.from_pretrained(source, revision=options.revision)
     return lambda: chain(*texts.sources(tokenizer).values())
 
 
-def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:
+def articles(languages: Sequence[str], number: int) -> list[str]:
     """The first articles of Wikipedia in each language, from the Hub."""
     from datasets import load_dataset
 
-    names = [f"{snapshot}.{language}" for language in languages]
+    names = [f"{SNAPSHOT}.{language}" for language in languages]
     loaded = [load_dataset("wikimedia/wikipedia", name, split="train", streaming=True) for name in names]
     return [row["text"] for rows in loaded for row in islice(rows, number)]
 
@@ -63,48 +83,26 @@ def report(sizes: Mapping[str, Mapping[str, float]], which: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("source", help="folder or Hub id of an encoder with a fast tokenizer")
-    parser.add_argument("output_dir", help="folder for the trimmed encoder")
-    chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--files", nargs="+", help=".txt, .jsonl, .csv or .parquet files, also gzipped")
-    chosen.add_argument("--languages", nargs="+", help="languages of Wikipedia, such as en pt")
-    parser.add_argument(
-        "--text_column",
-        default="text",
-        help="column with the texts; title+text joins two (default: text)",
+    options, place = parse_options(
+        (TrimArguments,),
+        __doc__,
+        arguments,
+        source={"help": "folder or Hub id of an encoder with a fast tokenizer"},
+        output_dir={"type": Path, "help": "folder for the trimmed encoder"},
     )
-    parser.add_argument(
-        "--articles", type=int, default=10_000, help="articles of Wikipedia per language (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--snapshot",
-        default="20231101",
-        help="date of the data set wikimedia/wikipedia (default: %(default)s)",
-    )
-    parser.add_argument("--other", nargs="+", help="files with texts to measure on; default: every tenth text")
-    parser.add_argument(
-        "--characters",
-        choices=["all", "texts"],
-        default="all",
-        help="single characters to keep: all, or those of the texts, other ones become unknown (default: all)",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of the source")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the source")
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
-    options = parser.parse_args(arguments)
-    output = Path(options.output_dir)
-    with writing_to(output, MODEL_FILES, options.overwrite, options.source):
-        other = texts_of(options.other, options) if options.other else None
+    if bool(options.files) == bool(options.languages):
+        raise ValueError("Trimming needs texts: pass either --files or --languages.")
+    with writing_to(place.output_dir, MODEL_FILES, options.overwrite, place.source):
+        other = texts_of(options.other, options, place.source) if options.other else None
         if options.files:
-            texts = texts_of(options.files, options)
+            texts = texts_of(options.files, options, place.source)
         else:
-            texts = articles(options.languages, options.articles, options.snapshot).copy
+            texts = articles(options.languages, options.articles).copy
         from ..models.trim import trim
 
-        with replacing_files(output, stale=MODEL_FILES if options.overwrite else ()) as draft:
+        with replacing_files(place.output_dir, stale=MODEL_FILES if options.overwrite else ()) as draft:
             sizes = trim(
-                options.source,
+                place.source,
                 draft,
                 texts,
                 other=other,
@@ -112,5 +110,5 @@ def main(arguments: list[str]) -> None:
                 revision=options.revision,
                 trust_remote_code=options.trust_remote_code,
             )
-    print(f"{report(sizes, 'held-out' if other is None else 'other')}\nSaved to {output}.")
-    next_step(model=output, trust_remote_code=options.trust_remote_code)
+    print(f"{report(sizes, 'held-out' if other is None else 'other')}\nSaved to {place.output_dir}.")
+    next_step(model=place.output_dir, trust_remote_code=options.trust_remote_code)

@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import BertConfig, BertModel
 
 from m3bert.commands.convert import convert
-from m3bert.commands.export_native import main as export
+from m3bert.commands.export import main as export
 from m3bert.commands.fit import main as fit
 from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.checkpoint import Checkpoint

@@ -123,7 +123,7 @@ def test_what_model2vec_cannot_reproduce(tokenizers, tmp_path):
     found = model2vec.StaticModel.from_pretrained(str(folder), normalize=True).encode(texts)
     assert (abs(found - expected).max(axis=1) < 1e-5).tolist() == [True, False, False, False]
     card = (folder / "README.md").read_text()
-    assert "unknown tokens, which this table counts" in card and "to 114\n  characters (38 times" in card
+    assert "unknown tokens, which this table counts" in card and "to 114 characters (38 times" in card
 
 
 def test_a_router_gives_the_vectors_of_both_sides(tokenizers, tmp_path, run_bare):

@@ -12,7 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer
 
 from m3bert import FitOptions, fit
-from m3bert.commands.export_native import main as export
+from m3bert.commands.export import main as export
 from m3bert.encode.encoder import GridEncoder
 from m3bert.exits.late import MaxSim
 from m3bert.exits.passes import RawStates

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from m3bert.hub_cards.metadata import evaluations, with_edits
+from m3bert.hub_cards.metadata import with_edits
+from m3bert.hub_cards.scores import evaluations
 
 
 def test_every_main_score_of_a_known_task_type_is_a_result(results):

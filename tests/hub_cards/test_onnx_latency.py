@@ -8,7 +8,7 @@ from transformers import set_seed
 
 from m3bert.evaluation import GridEncoder, measure_latency
 from m3bert.hub_cards.onnx_export import export_onnx, open_session
-from m3bert.hub_cards.onnx_latency import onnx_engines
+from m3bert.hub_cards.onnx_graphs import onnx_engines
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config

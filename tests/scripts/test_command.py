@@ -28,6 +28,12 @@ def test_options_are_fields():
     assert options == Options(sizes=[1, 2], fast=True, tidy=False)
 
 
+@pytest.mark.parametrize("words", [["--fast", "here"], ["here", "--fast"], ["--fast", "true", "here"]])
+def test_a_flag_does_not_read_the_argument_behind_it(words):
+    options, place = parse_options((Options,), None, words, folder={})
+    assert options.fast and place.folder == "here"
+
+
 def test_help_has_the_defaults_that_say_something(capsys):
     with pytest.raises(SystemExit):
         parse_options((Options,), "About:\n\n    an example", ["--help"])

@@ -103,10 +103,13 @@ def compare_of(encoder: GridEncoder, texts: list[str]):
 def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
     compare = compare_of(encoder, sentences[:9])
     for texts, count in (("", 5), ("open a file\n\n open a file \nread <b>a list", 2)):
-        summary, lists, figure, _ = compare(QUERY, texts, 2, 12, "int8")
+        summary, lists, depths, _ = compare(QUERY, texts, 2, 12, "int8")
         assert f"of the {count}</b> documents that the full model finds" in summary
         assert "<h3>2 layers, 12 dims, int8</h3>" in lists and "<h3>Full model, 32 dims, float32</h3>" in lists
-        assert lists.count("<li") == 2 * count and figure.count("<circle") == 3
+        assert lists.count("<li") == 2 * count
+        header, _, chosen, other, full = depths.splitlines()
+        assert chosen.startswith("| **2 layers** |") and other.startswith("| 4 layers |")
+        assert full.startswith("| all 6 layers |") and full.endswith(f" of {count} |")
         assert ("read &lt;b&gt;a list" in lists) == bool(texts)
     assert "5 of the 5" in compare(QUERY, "", 6, 32, "float32")[0]
 

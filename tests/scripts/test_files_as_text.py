@@ -65,7 +65,7 @@ def test_every_command_reads_texts_as_they_are(tmp_path, tiny_checkpoint):
     """Readers of the commands, on awkward texts, ids, labels and metadata behind 1,500 rows of digits."""
     digits = [f"{row:05d}" for row in range(1500)]
     texts = [*digits, *AWKWARD]
-    options = Namespace(text_column="text", source=tiny_checkpoint, revision=None)
+    options = Namespace(text_column="text", revision=None)
     for suffix in FORMATS:
         folder = tmp_path / suffix / "en"
         folder.mkdir(parents=True)
@@ -83,7 +83,7 @@ def test_every_command_reads_texts_as_they_are(tmp_path, tiny_checkpoint):
             "evaluate --classification, test": labels.test_labels,
             "evaluate --pairs": pairs.texts["sentence1"],
             "fit, train --streaming": [row["text"] for row in TextFiles([file]).streams[file]],
-            "trim": list(trim.texts_of([file], options)()),
+            "trim": list(trim.texts_of([file], options, tiny_checkpoint)()),
             "prepare": texts_by_language([file], "text", None)["en"]["text"][:],
             "mine, train": read_data(DataArguments(train_files=[file]))["text"][:],
             "train --dataset_name": load_hub(str(folder), split="test")["text"][:],

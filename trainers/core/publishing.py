@@ -182,7 +182,7 @@ class PublishingTrainer(NestedTrainer):
             [`~huggingface_hub.CommitInfo`], or a `Future` of it; `None` on all processes but the first.
 
         Raises:
-            ValueError: as [`~m3bert.hub_cards.publication.prepare`].
+            ValueError: as [`~m3bert.hub_cards.layout.prepare`].
             OSError: if the Hub refuses the upload or cannot be reached.
         """
         options, results = self._card_options(**kwargs)

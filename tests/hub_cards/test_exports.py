@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 
 from m3bert.commands import export
 from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.exports import choose_sizes, plain_sizes
 from m3bert.hub_cards.publication import Options, prepare
-from m3bert.hub_cards.sizes import choose_sizes, plain_sizes
 from m3bert.hub_cards.upload import Publication
 from m3bert.trainers import Granularity, Projection
 from tests.conftest import assert_close

@@ -1,16 +1,53 @@
-"""The sizes of an elastic checkpoint that need none of its code, by the names of their folders and branches."""
+"""Exports of a checkpoint that need none of its code, by format; and the sizes that have one, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from ..encode.granularity import Granularity
 from ..modeling.configuration_elastic import legal_layers
+from ..utils.typed import read_json
 from .checkpoint import Checkpoint
-from .native_export import is_plain
+from .export_files import PLACE
+from .native_export import export_native, is_plain
+from .router_export import export_router
+from .static_export import export_static
 
 
 TABLE, LAYERS, EVERY = "table", "-layers", "all"
+
+
+def export_plain(
+    checkpoint: Checkpoint,
+    folder: Path,
+    format: str,
+    size: Granularity | None = None,
+    *,
+    dtype: str = "float32",
+    place: str = PLACE,
+    **native: Any,
+) -> str:
+    """
+    Write a checkpoint, or one granularity of it, in a format that needs no remote code: `"native"`
+    ([`export_native`], with the arguments `native`), `"static"` ([`export_static`]) or `"router"` ([`export_router`],
+    where `size` embeds the queries). `place` is what the code in the README loads, as Python arguments. Returns what
+    was written, in words.
+    """
+    if format == "router":
+        queries, documents = export_router(checkpoint, folder, size, dtype=dtype, place=place)
+        return f"queries {queries}, documents {documents}"
+    if format == "static":
+        return str(export_static(checkpoint, folder, None if size is None else size.dim, dtype=dtype, place=place))
+    export_native(checkpoint, folder, size, place=place, **native)
+    (architecture,) = read_json(folder / "config.json")["architectures"]
+    return f"{architecture}, {size or checkpoint.full}"
+
+
+def format_of(size: Granularity) -> str:
+    """The format of a size of [`plain_sizes`]."""
+    return "native" if size.layer else "static"
 
 
 def plain_sizes(checkpoint: Checkpoint) -> dict[str, Granularity]:
