@@ -26,7 +26,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, TrainerCallback, set_seed
 
-from benchmarks.reproduction.study import development_tasks, is_there
+from benchmarks.reproduction.study import development_tasks, is_there, needed
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
@@ -123,8 +123,8 @@ def backbone(name: str, cache: Path = CACHE) -> tuple[Any, Any]:
 def corpus(data: Path) -> list[str]:
     """Lines of news, web text, books and the Brown corpus, in a fixed random order."""
     names = (f"text-english/{name}.txt.gz" for name in ("news", "web", "books", "brown"))
-    files = [str(data / name) for name in names if is_there(data, name)]
-    texts = [text for text in (load_files(files)["text"] if files else ()) if text.strip()]
+    files = needed([str(data / name) for name in names if is_there(data, name)], "English texts", data)
+    texts = [text for text in load_files(files)["text"] if text.strip()]
     random.Random(0).shuffle(texts)
     return texts
 

@@ -28,11 +28,8 @@ class Method(Run):
     One column of a study's tables: a [`Run`], and what comes before it.
 
     Args:
-        exits (`str`, *optional*): Fit exits with a static table to the training texts first, in this basis:
-            `"last_layer"` or `"principal"`.
+        exits (`bool`, *optional*, defaults to `False`): Fit exits with a static table to the training texts first.
         paths (`dict[int, list[int]]`, *optional*): Depth -> its layers, of depths that the fit makes paths.
-        fit_on_mixed_text (`bool`, *optional*, defaults to `False`): Fit the exits to half as many training texts, and
-            as many lines of news, web text and books.
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
             Without, a method with a teacher learns from its own backbone.
         untouched (`bool`, *optional*, defaults to `False`): Score the backbone without training, or with `then` only.
@@ -40,9 +37,8 @@ class Method(Run):
         grid (`str`, *optional*): Granularities to score, where they are not those of the study.
     """
 
-    exits: str = ""
+    exits: bool = False
     paths: Mapping[int, list[int]] = field(default_factory=dict)
-    fit_on_mixed_text: bool = False
     taught_by_real: bool = False
     untouched: bool = False
     then: Stage | None = None

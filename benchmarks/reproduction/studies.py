@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.reproduction.design import Claim, Method, Stage, Study
-from benchmarks.reproduction.ours import NestedSimilarityConfig
 from benchmarks.reproduction.training_data import REGULARIZER_TESTS, STS_TESTS
 from m3bert.trainers import (
     ContrastiveConfig,
@@ -56,8 +55,8 @@ PAIRS: dict[str, Any] = {
     "max_length": 64,
     "bf16": True,
 }
-EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits="last_layer")
-FROM_ITSELF = Method(ExitDistillationConfig, ExitDistillationTrainer, EXIT_DISTILLATION, exits="last_layer")
+EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits=True)
+FROM_ITSELF = Method(ExitDistillationConfig, ExitDistillationTrainer, EXIT_DISTILLATION, exits=True)
 FROM_REAL = replace(FROM_ITSELF, settings={**EXIT_DISTILLATION, "full_size_weight": 1.0}, taught_by_real=True)
 # The committed results with paths are of their earlier form, an affine map between the layers around a gap.
 WITH_PATHS = replace(EXITS_AND_MRL, paths={2: [1, 6], 4: [1, 2, 5, 6]})
@@ -122,7 +121,7 @@ READINGS = replace(
     name="readings",
     title="MIPIC and MIC as printed and in softer readings, against MRL and ESE, on one masked language model",
     source="MIPIC, MIC",
-    methods={name: its for name, its in BASELINES.items() if name not in ("Starbucks", "2DMSE")},
+    methods={name: method for name, method in BASELINES.items() if name not in ("Starbucks", "2DMSE")},
     replacements={},
     backbones=("mlm",),
     frozen={"mlm": "b15fb9c131b7"},
@@ -138,18 +137,8 @@ OURS = replace(
     methods={
         "MRL": BASELINES["MRL"],
         "exits + MRL": EXITS_AND_MRL,
-        "exits + MRL + similarities of the full size": Method(
-            NestedSimilarityConfig, StarbucksTrainer, {"grid": GRID}, exits="last_layer"
-        ),
-        "exits in the principal basis + MRL": replace(EXITS_AND_MRL, exits="principal"),
         "exit distillation": FROM_ITSELF,
-        "exit distillation, fitted to mixed text": replace(FROM_ITSELF, fit_on_mixed_text=True),
-        "exit distillation, paths": replace(FROM_ITSELF, paths=WITH_PATHS.paths),
         "exits and paths + MRL": WITH_PATHS,
-        "exit distillation in the principal basis": replace(FROM_ITSELF, exits="principal"),
-        "exit distillation in the principal basis, with pairs": replace(
-            FROM_ITSELF, exits="principal", settings={**EXIT_DISTILLATION, "pair_weight": 1.0}
-        ),
         "exit distillation, with the real encoder as a teacher": FROM_REAL,
     },
     replacements={},

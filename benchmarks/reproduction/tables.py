@@ -465,14 +465,17 @@ def trim() -> str:
             continue
         its = found["scores"][f"{name}, {characters}"]["0"]
         before, after = its["before"], its["after"]
-        others = (its[text] for text in ("held-out texts", "Cranfield", "deu", "por", "rus", "zho"))
+        others = (its.get(text) for text in ("held-out texts", "Cranfield", "deu", "por", "rus", "zho"))
         rows.append(
             [
                 f"{TRIMMED[name]}, {characters}",
                 f"{before['tokens']:,} -> {after['tokens']:,}",
                 *(f"{before[size] / 1e6:.1f} -> {after[size] / 1e6:.1f}" for size in ("parameters", "bytes")),
                 f"{its['hidden states']['difference']:.1f}",
-                *(f"{100 * text['longer']:+.1f}% ({100 * text['unknown_after']:.1f}%)" for text in others),
+                *(
+                    f"{100 * text['longer']:+.1f}% ({100 * text['unknown_after']:.1f}%)" if text else ""
+                    for text in others
+                ),
             ]
         )
     header = ["characters", "tokens", "million parameters", "MB", "difference", "held out", "Cranfield"]
