@@ -95,7 +95,7 @@ def texts_of(name: str, data: Path) -> dict[str, list[str]]:
     """Source -> its texts, for the fit of an encoder."""
     step = SHARE[name]
     texts = {kind: texts[::step] for kind, texts in sources(data).items()}
-    texts["msmarco-mini"] = documents_there("msmarco-mini", data)[:: step // 4]
+    texts["msmarco-mini"] = documents_there("msmarco-mini", data)[:: max(1, step // 4)]
     return {kind: rows for kind, rows in texts.items() if rows}
 
 

@@ -30,6 +30,7 @@ from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.tables import TABLES
 from benchmarks.reproduction.terms import RESULTS as TERMS
 from m3bert.commands.command import argument_parser, run_command
+from m3bert.hub_cards.tables import markdown
 from m3bert.trainers import Grid
 
 
@@ -162,11 +163,9 @@ def is_scored(run: Mapping[str, Any], sizes: Grid) -> bool:
     return all(str(g) in scores for scores in run["scores"].values() for g in sizes)
 
 
-def table(
-    study: Study, runs: Runs, seeds: Sequence[int], methods: Sequence[str], family: str | None = None
-) -> list[str]:
-    """The lines of a table: one row per granularity, one column per method."""
-    lines = ["| size | " + " | ".join(methods) + " |", "| --- |" + " --: |" * len(methods)]
+def table(study: Study, runs: Runs, seeds: Sequence[int], methods: Sequence[str], family: str | None = None) -> str:
+    """One row per granularity, one column per method."""
+    rows = []
     for g in Grid.parse(study.grid):
         sizes = Grid((g,))
         scored = [method for method in methods if all(is_scored(runs[method, seed], sizes) for seed in seeds)]
@@ -175,7 +174,7 @@ def table(
         values = {method: [score(study, runs[method, seed], sizes, family) for seed in seeds] for method in scored}
         first, *others = sorted(scored, key=lambda method: -statistics.mean(values[method]))
         gap = difference(study, runs, seeds, (first, others[0]), sizes, family) if others else None
-        cells = []
+        cells = [str(g)]
         for method in methods:
             if method not in scored:
                 cells.append("")
@@ -188,8 +187,8 @@ def table(
                 text = f"**{text}**"
             reported = study.reported.get(method, {}).get(str(g))
             cells.append(text if reported is None else f"{reported:.1f} / {text}")
-        lines.append(f"| {g} | " + " | ".join(cells) + " |")
-    return lines
+        rows.append(cells)
+    return markdown(["size", *methods], rows)
 
 
 def measured(study: Study, claim: Claim, runs: Runs) -> Difference | str:
@@ -246,13 +245,9 @@ def sizes_of(claim: Claim) -> str:
     return ", ".join(f"`{sizes}`" for sizes in (claim.sizes, claim.worse_sizes) if sizes)
 
 
-def rivals_table(study: Study, claims: Sequence[Claim], results: Verdicts) -> list[str]:
-    """The lines of a table of claims of the same methods against several others, one column for each of these."""
-    others = list(dict.fromkeys(claim.worse for claim in claims))
-    lines = [
-        f"| difference to | tasks | sizes | backbone | {' | '.join(others)} |",
-        "|" + " --- |" * (4 + len(others)),
-    ]
+def rivals_table(study: Study, claims: Sequence[Claim], results: Verdicts) -> str:
+    """Claims of the same methods against several others, one column for each of these."""
+    others, rows = list(dict.fromkeys(claim.worse for claim in claims)), []
     for group in dict.fromkeys(map(group_of, claims)):
         members = {claim.worse: claim for claim in claims if group_of(claim) == group}
         first = next(iter(members.values()))
@@ -264,13 +259,13 @@ def rivals_table(study: Study, claims: Sequence[Claim], results: Verdicts) -> li
                 text = text.partition(", ")[0]
                 cells.append(f"**{text}**" if holds == "holds" else text)
             if any(cells):
-                row = (name, first.family or "all", sizes_of(first), backbone, *cells)
-                lines.append(f"| {' | '.join(row)} |")
-    return lines
+                rows.append([name, first.family or "all", sizes_of(first), backbone, *cells])
+    header = ["difference to", "tasks", "sizes", "backbone", *others]
+    return markdown(header, rows, words=len(header))
 
 
-def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bool) -> list[str]:
-    """The lines of the tables of claims: one row for claims of a method against three others or more, one row for each
+def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bool) -> str:
+    """The tables of claims: one row for claims of a method against three others or more, one row for each
     other claim. With `every_claim`, those that cannot be tested have a row too, or are named below without results."""
     groups = [group_of(claim) for claim in study.claims]
     against_many = [claim for claim in study.claims if groups.count(group_of(claim)) > 2]
@@ -279,7 +274,7 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bo
         source = (
             "Differences to other methods with their 95% interval over seeds (none: one seed), in bold where the claim"
         )
-        blocks += [[f"{source} holds:"], rivals_table(study, against_many, results)]
+        blocks += [f"{source} holds:", rivals_table(study, against_many, results)]
     rows, untested = [], []
     for claim in study.claims:
         if claim in against_many:
@@ -297,32 +292,28 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bo
             if difference_here:
                 paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
                 cells = (text, claim.source, tasks, sizes, paper, name, difference_here, holds)
-                rows.append(f"| {' | '.join(cells)} |")
+                rows.append(cells)
             else:
                 untested.append(text)
     if rows:
-        header = "| claim | by | tasks | sizes | paper | backbone | difference here | verdict |"
-        blocks.append([header, "|" + " --- |" * 8, *rows])
+        header = ["claim", "by", "tasks", "sizes", "paper", "backbone", "difference here", "verdict"]
+        blocks.append(markdown(header, rows, words=len(header)))
     if untested:
-        blocks.append([f"Not testable here, without results: {'; '.join(dict.fromkeys(untested))}."])
-    return [line for block in blocks for line in ("", *block)][1:]
+        blocks.append(f"Not testable here, without results: {'; '.join(dict.fromkeys(untested))}.")
+    return "\n\n".join(blocks)
 
 
-def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of the table of learning rates: the mean over development tasks and granularities."""
-    lines = [
-        f"Mean over {', '.join(study.development)} and all sizes on development data, by learning rate:",
-        "",
-        "| method | backbone | learning rate: mean |",
-        "| --- | --- | --- |",
-    ]
+def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> str:
+    """The mean over development tasks and granularities, by learning rate."""
+    rows = []
     for method in study.methods:
         for name in study.backbones:
-            own = [run for run in runs if (run["method"], run["backbone"]) == (method, name)]
-            cells = [f"{run['learning_rate']:g}: {100 * quality(run):.1f}" for run in own]
-            if cells:
-                lines.append(f"| {method} | {name} | {', '.join(cells)} |")
-    return lines
+            searched = [run for run in runs if (run["method"], run["backbone"]) == (method, name)]
+            if searched:
+                means = (f"{run['learning_rate']:g}: {100 * quality(run):.1f}" for run in searched)
+                rows.append([method, name, ", ".join(means)])
+    table = markdown(["method", "backbone", "learning rate: mean"], rows, words=3)
+    return f"Mean over {', '.join(study.development)} and all sizes on development data, by learning rate:\n\n{table}"
 
 
 def seconds_of(methods: Sequence[str], runs: Runs) -> str:
@@ -346,8 +337,8 @@ def machine(run: Mapping[str, Any]) -> str:
 
 def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
     """The text of a study for a page."""
-    found, searched = read_runs(study, results), read_runs(study, results, development=True)
-    runs = [run for name in study.backbones for run in runs_on(study, found, name).values()]
+    finished, searched = read_runs(study, results), read_runs(study, results, development=True)
+    runs = [run for name in study.backbones for run in runs_on(study, finished, name).values()]
     lines = [f"`python -m benchmarks.reproduction.run --study {study.name}`: {study.title} ({study.source})."]
     if not runs and not (searched and every_table):
         return "\n".join([*lines, "", "No run is finished yet."])
@@ -376,14 +367,14 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
             tasks = f" ({', '.join(study.families[family])})" if family in study.families else ""
             if family in study.losses:
                 tasks = " (loss in nats, lower is better)"
-            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", *table(study, own, seeds, methods, family)]
+            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", table(study, own, seeds, methods, family)]
         more, those = most_seeds(study, own)
         if len(more) > len(seeds):
-            lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", *table(study, own, more, those)]
+            lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", table(study, own, more, those)]
     if runs and (claims := verdicts(study, runs, every_claim=every_table)):
-        lines += ["", *claims]
+        lines += ["", claims]
     if searched and every_table:
-        lines += ["", *development_table(study, searched)]
+        lines += ["", development_table(study, searched)]
     return "\n".join(lines)
 
 
@@ -392,15 +383,12 @@ def terms_table(model: str) -> str:
     found = json.loads(TERMS.read_text(encoding="utf-8"))
     terms = found["terms"][model]
     first = next(iter(terms))
-    lines = [
-        f"`python -m benchmarks.reproduction.terms` ({found['date']}, {machine(found)}):",
-        "",
-        f"| term, {model} | value | gradient / {first}'s | cosine with {first}'s |",
-        "| --- | --: | --: | --: |",
+    rows = [
+        [name, f"{term['value']:.3g}", f"{term['gradient']:.3g}", f"{term['cosine']:.2f}"]
+        for name, term in terms.items()
     ]
-    for name, its in terms.items():
-        lines.append(f"| {name} | {its['value']:.3g} | {its['gradient']:.3g} | {its['cosine']:.2f} |")
-    return "\n".join(lines)
+    table = markdown([f"term, {model}", "value", f"gradient / {first}'s", f"cosine with {first}'s"], rows)
+    return f"`python -m benchmarks.reproduction.terms` ({found['date']}, {machine(found)}):\n\n{table}"
 
 
 def written(page: str, *, every_table: bool, results: Path = RESULTS) -> str:

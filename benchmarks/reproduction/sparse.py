@@ -26,6 +26,7 @@ from scipy.sparse import csc_array
 from Stemmer import Stemmer
 
 from benchmarks.reproduction.exits import MAX_LENGTH, sources
+from benchmarks.reproduction.paths import SHARE
 from benchmarks.reproduction.study import add_results, tests_there
 from m3bert import FitOptions, Grid, GridEncoder, fit
 from m3bert.commands.command import argument_parser, run_command
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> None:
     model = SparseEncoder(parser.parse_args(arguments).model, device="cpu")
     data, folder, model.max_seq_length = data_folder(), Path("runs/sparse"), MAX_LENGTH
     if not folder.is_dir():
-        texts = {kind: rows[::4] for kind, rows in sources(data).items()}
+        texts = {kind: rows[:: SHARE["minilm"]] for kind, rows in sources(data).items()}
         fit(default_base(), folder, texts, FitOptions(layers=[0], max_length=MAX_LENGTH))
     encoder = GridEncoder.from_pretrained(folder, grid="0,6x384", max_length=MAX_LENGTH)
     tests: Any = tests_there(("cranfield", "cisi", "msmarco-mini", "npl"), data)

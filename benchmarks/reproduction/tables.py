@@ -36,6 +36,16 @@ def results(name: str, folder: Path = HERE) -> dict[str, Any]:
     return content
 
 
+def is_file(name: str) -> bool:
+    """Whether there is a results file."""
+    return (HERE / "results" / f"{name}.json").is_file()
+
+
+def depth_of(run: str) -> int:
+    """The number of layers of a run that is named after them."""
+    return run.count(",") + 1
+
+
 def mean_of(found: Found, run: str, tests: Iterable[str], key: Any) -> float:
     """The mean of a run over tests and seeds, of 1, at a granularity or another key of the scores."""
     return mean(seed[test][str(key)] for test in tests for seed in found["scores"][run].values())
@@ -154,46 +164,43 @@ def exits_development() -> str:
 PATH_ENCODERS = {"minilm": "all-MiniLM-L6-v2", "e5": "multilingual-e5-small", "mpnet": "all-mpnet-base-v2"}
 
 
+def with_shares(found: Found, run: str, suffix: str, sizes: Sequence[str], whole: str = "full") -> str:
+    """The means of the collections, and of msmarco-mini, where they are searched in this way, with their shares of the
+    whole encoder's. `sizes` are those of the run and of the whole encoder."""
+    pairs = []
+    for group in (RETRIEVAL, ["msmarco-mini"]):
+        if tests := [test for test in group if f"{test} {suffix}" in found["scores"][run]["0"]]:
+            of_run = mean_of(found, run, [f"{test} {suffix}" for test in tests], sizes[0])
+            of_whole = mean_of(found, whole, [f"{test} asymmetric" for test in tests], sizes[1])
+            pairs.append(with_share(of_run, of_whole))
+    return " / ".join(pairs)
+
+
 def paths() -> str:
     """nDCG@10 of queries by paths against documents of the whole encoder, and its share."""
     blocks = []
     for name, encoder in PATH_ENCODERS.items():
-        if not (HERE / "results" / f"paths_{name}.json").is_file():
+        if not is_file(f"paths_{name}"):
             continue
         found = results(f"paths_{name}")
         size = {run: next(iter(seeds["0"]["cranfield asymmetric"])) for run, seeds in found["scores"].items()}
-        *_, deepest = sorted((run for run in size if "," in run), key=lambda its: its.count(","))
-        by_path = f"documents by {deepest.count(',') + 1} layers"
-
-        def kept(run: str, suffix: str, found: Found = found, size: Mapping[str, str] = size) -> str:
-            """The means of the collections, and of msmarco-mini, and their shares."""
-            there = found["scores"][run]["0"]
-            pairs = []
-            for group in (RETRIEVAL, ["msmarco-mini"]):
-                some = [test for test in group if f"{test} {suffix}" in there]
-                if some:
-                    own = mean_of(found, run, [f"{test} {suffix}" for test in some], size[run])
-                    whole = mean_of(found, "full", [f"{test} asymmetric" for test in some], size["full"])
-                    pairs.append(with_share(own, whole))
-            return " / ".join(pairs)
-
-        earlier_file = HERE / "results" / f"paths_with_exits_{name}.json"
-        earlier = results(f"paths_with_exits_{name}") if earlier_file.is_file() else {"scores": {}}
+        *_, deepest = sorted((run for run in size if "," in run), key=depth_of)
+        by_path = f"documents by {depth_of(deepest)} layers"
+        earlier = results(f"paths_with_exits_{name}") if is_file(f"paths_with_exits_{name}") else None
         rows = []
-        for run in sorted(size, key=lambda its: int(size[its].partition("x")[0])):
+        for run in sorted(size, key=lambda run: int(size[run].partition("x")[0])):
+            sizes = [size[run], size["full"]]
             layers = {"table": "0 (the table)", "full": f"all {size['full'].partition('x')[0]}"}.get(run)
-            row = [layers or run.replace(",", ", "), kept(run, "asymmetric"), kept(run, by_path)]
-            if earlier["scores"]:
-                with_exit = f"{run}, native" in earlier["scores"]
-                row.append(
-                    kept(f"{run}, native", "asymmetric", earlier, {f"{run}, native": size[run], **size})
-                    if with_exit
-                    else ""
+            rows.append([layers or run.replace(",", ", ")])
+            rows[-1] += [with_shares(found, run, suffix, sizes) for suffix in ("asymmetric", by_path)]
+            if earlier is not None:
+                native = f"{run}, native"
+                rows[-1].append(
+                    with_shares(earlier, native, "asymmetric", sizes) if native in earlier["scores"] else ""
                 )
-            rows.append(row)
-        texts = f"{found['settings']['fit']['texts']:,} texts"
-        header = [f"layers of {encoder}, {texts}", "documents by all layers", by_path]
-        if earlier["scores"]:
+        header = [f"layers of {encoder}, {found['settings']['fit']['texts']:,} texts"]
+        header += ["documents by all layers", by_path]
+        if earlier is not None:
             header.append(f"with an exit, {earlier['settings']['fit']['texts']:,} texts")
         blocks.append(titled(found, markdown(header, rows)))
     return "\n\n".join(blocks)
@@ -202,25 +209,15 @@ def paths() -> str:
 def late() -> str:
     """nDCG@10 of queries by the depths of an encoder for late interaction, beside one vector per text, and BM25."""
     found, pooled = results("late"), results("paths_minilm")
-    *short, whole = sorted((run for run in found["scores"] if run != "BM25"), key=lambda run: run.count(","))
-
-    def kept(found: Found, run: str, whole: str, sizes: Sequence[str], suffix: str = " asymmetric") -> str:
-        """The means of the collections, and of msmarco-mini, and their shares; `sizes` are those of both runs."""
-        pairs = []
-        for group in (RETRIEVAL, ["msmarco-mini"]):
-            if tests := [test for test in group if f"{test}{suffix}" in found["scores"][run]["0"]]:
-                own = mean_of(found, run, [f"{test}{suffix}" for test in tests], sizes[0])
-                of_whole = mean_of(found, whole, [f"{test} asymmetric" for test in tests], sizes[1])
-                pairs.append(with_share(own, of_whole))
-        return " / ".join(pairs)
-
-    rows, last = [], whole.count(",") + 1
+    *short, whole = sorted((run for run in found["scores"] if run != "BM25"), key=depth_of)
+    rows, last = [], depth_of(whole)
     for run in (*short, whole):
-        depth = run.count(",") + 1
-        alike = "full" if run == whole else next(its for its in pooled["scores"] if its.count(",") + 1 == depth > 1)
+        depth = depth_of(run)
+        alike = "full" if run == whole else next(other for other in pooled["scores"] if depth_of(other) == depth > 1)
         sizes = [f"{depth}x128", f"{last}x128"]
-        sides = [kept(found, run, whole, sizes, suffix) for suffix in (" asymmetric", " symmetric")]
-        rows.append([run.replace(",", ", "), *sides, kept(pooled, alike, "full", [f"{depth}x384", FULL])])
+        sides = [with_shares(found, run, suffix, sizes, whole) for suffix in ("asymmetric", "symmetric")]
+        rows.append([run.replace(",", ", "), *sides])
+        rows[-1].append(with_shares(pooled, alike, "asymmetric", [f"{depth}x384", FULL]))
     rows.append(["BM25", cell(found, "BM25", "0x128", RETRIEVAL, ["msmarco-mini"]), "", ""])
     header = ["layers", "documents by all layers", "documents by the same layers", "one vector per text"]
     return titled(found, markdown(header, rows), seeds=[0])
