@@ -20,14 +20,10 @@ words.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
 from itertools import chain, groupby
 from pathlib import Path
 from statistics import mean
@@ -35,9 +31,9 @@ from typing import Any
 
 import torch
 
-from benchmarks._measure import seconds_in_turn
+from benchmarks._measure import RESULTS, about, seconds_in_turn
 from benchmarks.reproduction import exits
-from benchmarks.reproduction.study import commit
+from benchmarks.reproduction.study import main_score
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
@@ -53,7 +49,6 @@ from m3bert.exits.token_features import TokenFeatures, token_embeddings
 from m3bert.utils.numerics import quantize_rows
 
 
-RESULTS = Path(__file__).with_name("results")
 DIM, QUERIES = 384, 50
 WEIGHTS = (0.25, 0.5, 1.0)  # of BM25
 WORDS = (5000, 20000)  # numbers of rows for words, on the development sets
@@ -72,7 +67,7 @@ def distilled() -> tuple[Any, float]:
 
 def score(evaluator: Evaluator, vectors: dict[str, torch.Tensor]) -> float:
     """Main metric of embeddings, in percent."""
-    return 100 * evaluator.score(vectors)[evaluator.main_metric]
+    return 100 * main_score(evaluator, vectors)
 
 
 def search(vectors: dict[str, torch.Tensor]) -> Ranking:
@@ -293,13 +288,13 @@ def measure_tables(data: Path, development: bool) -> dict[str, Any]:
     }
 
 
-def print_means(found: dict[str, Any], tests: dict[str, Evaluator]) -> None:
+def print_means(measured: dict[str, Any], tests: dict[str, Evaluator]) -> None:
     """Means over STS sets and over collections, one row per system."""
     for kind in (False, True):
         names = [name for name, test in tests.items() if isinstance(test, Retrieval) is kind]
         print("nDCG@10" if kind else "STS", names)
-        for system in found["scores"][names[0]]:
-            print(f"  {system}: {mean(found['scores'][name][system] for name in names):.1f}")
+        for system in measured["scores"][names[0]]:
+            print(f"  {system}: {mean(measured['scores'][name][system] for name in names):.1f}")
 
 
 def main(arguments: list[str]) -> None:
@@ -308,22 +303,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tables", action="store_true", help="compare smaller rows, and rows for words")
     options = parser.parse_args(arguments)
     data = data_folder()
-    found = (measure_tables if options.tables else measure)(data, options.development)
+    measured = (measure_tables if options.tables else measure)(data, options.development)
     chosen = [name for name in ("tables", "development") if getattr(options, name)]
-    about = {
+    described = {
         "command": " ".join(["python -m benchmarks.static_peers", *(f"--{name}" for name in chosen)]),
         "metric": "percent: Spearman correlation (STS), nDCG@10 (retrieval); test -> system",
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no accelerator",
-        "versions": {name: version(name) for name in ("torch", "transformers", "model2vec")},
-        "commit": commit(),
+        **about(packages=("model2vec",)),
     }
     file = RESULTS / f"{'_'.join(['static_peers', *chosen])}.json"
-    file.write_text(json.dumps({**about, **found}, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps({**described, **measured}, indent=1) + "\n", encoding="utf-8")
     if options.tables:
         return
-    print_means(found, exits.evaluators(data, options.development))
-    print({name: found[name] for name in ("seconds", "bytes", "milliseconds_per_query")})
+    print_means(measured, exits.evaluators(data, options.development))
+    print({name: measured[name] for name in ("seconds", "bytes", "milliseconds_per_query")})
 
 
 if __name__ == "__main__":

@@ -41,36 +41,30 @@ from m3bert.trainers.core.checkpoints import complete_checkpoints
 CACHE = Path.home() / ".cache" / "m3bert" / "reproduction"
 TOKENS = 64  # per piece of text
 ANISOTROPIC = 0.5  # Spearman correlation on STS-B's development set at which the MLM backbone is done
-MASKED_LM: dict[str, Any] = {
-    "grid": "6x384",
+BOTH: dict[str, Any] = {
     "max_steps": 1500,
-    "per_device_train_batch_size": 16,
-    "learning_rate": 1e-3,
     "lr_scheduler_type": "constant_with_warmup",
-    "warmup_steps": 50,
     "bf16": True,
     "use_cpu": True,
     "report_to": "none",
     "disable_tqdm": True,
-    "save_strategy": "no",
-    "logging_steps": 25,
     "seed": 0,
 }
-
-MULTIGRANULAR: dict[str, Any] = {
+MASKED_LM = BOTH | {
+    "grid": "6x384",
+    "per_device_train_batch_size": 16,
+    "learning_rate": 1e-3,
+    "warmup_steps": 50,
+    "save_strategy": "no",
+    "logging_steps": 25,
+}
+MULTIGRANULAR = BOTH | {
     "grid": "2,4,6 x 16,32,64,384",
-    "max_steps": 1500,
     "per_device_train_batch_size": 32,
     "learning_rate": 3e-4,
-    "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 200,
-    "bf16": True,
-    "use_cpu": True,
-    "report_to": "none",
-    "disable_tqdm": True,
     "save_steps": 500,
     "logging_steps": 100,
-    "seed": 0,
 }
 HELD_OUT_LINES = 4000  # of the corpus, that `multigranular` and the methods on it do not train on
 

@@ -151,6 +151,13 @@ OURS = replace(
 
 UNTOUCHED = Method(SimCSEConfig, SimCSETrainer, untouched=True)
 DIMS = "16,32,64,128,256,384"
+SENTENCES: dict[str, Any] = {
+    "unsupervised": True,
+    "per_device_train_batch_size": 16,
+    "lr_scheduler_type": "cosine",
+    "max_length": 32,
+    "bf16": True,
+}
 # PIC on mean-pooled embeddings, without gradient to its targets, with projectors that learn fast enough to be useful.
 CHAIN: dict[str, Any] = {"pic": {"pooling": "mean", "detach_target": True}, "projector_learning_rate": 1e-3}
 # (paper, other) -> the difference in points in Tables 1 and 2 of both papers: TinyBERT, mean of 16, 32 and 64 dims
@@ -226,14 +233,7 @@ def regularizers(
         backbones=(backbone,),
         grid=f"{depth}x{DIMS}",
         steps=steps,
-        settings={
-            "unsupervised": True,
-            "pooling": pooling,
-            "per_device_train_batch_size": 16,
-            "lr_scheduler_type": "cosine",
-            "max_length": 32,
-            "bf16": True,
-        },
+        settings={**SENTENCES, "pooling": pooling},
         learning_rates=(rate,),
         development=("stsb-dev", "sick-dev", "scitail-dev"),
         families=REGULARIZER_TESTS,
@@ -290,14 +290,7 @@ ELIMINATION = Study(
     backbones=("mlm",),
     grid=f"6x{DIMS}",
     steps=300,
-    settings={
-        "unsupervised": True,
-        "pooling": "cls",
-        "per_device_train_batch_size": 16,
-        "lr_scheduler_type": "cosine",
-        "max_length": 32,
-        "bf16": True,
-    },
+    settings={**SENTENCES, "pooling": "cls"},
     learning_rates=(1e-4,),
     development=("stsb-dev",),
     families={"similarity": ("stsb", "sts13", "sts16")},
