@@ -166,7 +166,7 @@ def stage_1(run: Run) -> dict[str, float]:
 
 def regularizers(run: Run) -> dict[str, float]:
     """MIPIC and MIC on BERT-base, each against MRL on its batch."""
-    size, found = sizes(run.quick), {}
+    size, figures = sizes(run.quick), {}
     for name, config_class in (("mipic", MIPICConfig), ("mic", MICConfig)):
         settings = recipe(f"{name}_bert")
         args = config_class(**{**settings, "output_dir": "unused", "save_strategy": "no", "tf32": not run.quick})
@@ -186,10 +186,10 @@ def regularizers(run: Run) -> dict[str, float]:
             f"{name}, step", {key: partial(finished, its) for key, its in steps.items()}, size["rounds"]
         )
         run.record(name, {key: gigabytes(its) for key, its in steps.items()}, "gigabytes")
-        found[f"{name}_vs_mrl"] = seconds[name] / seconds["MRL"]
+        figures[f"{name}_vs_mrl"] = seconds[name] / seconds["MRL"]
         if name == "mipic":
-            found["mipic_kernels"] = asked(steps[name])[0]
-    return found
+            figures["mipic_kernels"] = asked(steps[name])[0]
+    return figures
 
 
 def stage_3(run: Run) -> dict[str, float]:

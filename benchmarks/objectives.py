@@ -242,8 +242,8 @@ def measure(run: Run) -> dict[str, float]:
     ratios |= speeds("step of masked-LM training", masked, sizes.mlm_rounds)
     del masked
     for tokens in LENGTHS:
-        found = of_pairs(LAST_LAYER_OBJECTIVES, tokens)
-        ratios |= {f"{name} at {tokens}": value for name, value in found.items()}
+        last_layer = of_pairs(LAST_LAYER_OBJECTIVES, tokens)
+        ratios |= {f"{name} at {tokens}": value for name, value in last_layer.items()}
         variants = {name: partial(peak_of, name, size_of(tokens)[0], tokens) for name in LAST_LAYER_OBJECTIVES}
         peaks = relative(run.memory(f"peak of two steps, {tokens} tokens", variants))
         ratios |= {f"memory of {name} at {tokens}": value for name, value in peaks.items()}

@@ -75,7 +75,7 @@ def search(vectors: dict[str, torch.Tensor]) -> Ranking:
     return Ranking(*nearest(vectors["queries"], vectors["documents"], CANDIDATES))
 
 
-def retrieval_rows(evaluator: Retrieval, found: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
+def retrieval_rows(evaluator: Retrieval, systems: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
     """System -> nDCG@10 in percent, of every system alone and with BM25 beside it."""
     words = bm25_search(evaluator.texts["queries"], evaluator.texts["documents"])
 
@@ -83,7 +83,7 @@ def retrieval_rows(evaluator: Retrieval, found: dict[str, dict[str, torch.Tensor
         return 100 * ranking_scores(rows, evaluator.relevant)[evaluator.main_metric]
 
     rows = {"BM25": ndcg(words.rows[:, :10])}
-    for system, vectors in found.items():
+    for system, vectors in systems.items():
         ranking = search(vectors)
         rows[system] = ndcg(ranking.rows[:, :10])
         for fusion, fuse in FUSIONS.items():
@@ -157,11 +157,11 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
 
 def words_of(tokenizer: Any, texts: Iterable[str]) -> list[list[Word]]:
     """The words of texts, truncated as the encoder truncates them."""
-    found = []
+    words = []
     for encoding in tokenizer(list(texts), truncation=True, max_length=exits.MAX_LENGTH).encodings:
         pairs = [its for its in zip(encoding.word_ids, encoding.ids, strict=True) if its[0] is not None]
-        found.append([tuple(token for _, token in its) for _, its in groupby(pairs, key=lambda pair: pair[0])])
-    return found
+        words.append([tuple(token for _, token in its) for _, its in groupby(pairs, key=lambda pair: pair[0])])
+    return words
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class WordTables:
         if self.frequent:
             frame, inputs = Frame.of(self.tokenizer), self.vectors[1]
             framed = [[*frame.begin, *word, *frame.end] for word in self.frequent]
-            own = torch.stack([inputs[[*word]].mean(dim=0) for word in self.frequent])
+            shallow = torch.stack([inputs[[*word]].mean(dim=0) for word in self.frequent])
             deep = raw.pooled(framed, [exits.DEPTH])[exits.DEPTH]
-            self.vectors = [torch.cat([tokens, deep]), torch.cat([inputs, own])]
+            self.vectors = [torch.cat([tokens, deep]), torch.cat([inputs, shallow])]
         self.vocabulary = len(tokens)
 
     def words(self, count: int) -> dict[Word, int]:

@@ -99,11 +99,11 @@ def losses(stage: Path) -> dict[str, dict[str, float]]:
     state = json.loads(Path(last_checkpoint(stage), "trainer_state.json").read_text(encoding="utf-8"))
     before = next(entry for entry in state["log_history"] if entry["step"] == 0)
     after = json.loads((stage / "eval_results.json").read_text(encoding="utf-8"))
-    found = {}
+    by_size = {}
     for g in GRID:
         (name,) = (key for key in after if key.startswith("eval_") and key.endswith(f"_{g}"))
-        found[str(g)] = {"before": round(before[name], 4), "after": round(after[name], 4)}
-    return found
+        by_size[str(g)] = {"before": round(before[name], 4), "after": round(after[name], 4)}
+    return by_size
 
 
 def collected(run: Path) -> dict[str, Any]:

@@ -90,13 +90,13 @@ def runs_on(
     """(method, seed) -> run of one backbone. Without training, a method is the same for every seed. Results of an
     earlier script count only where there are no others: the two saw their texts in different orders. ValueError if
     the backbone was made more than once, which gives other weights on another processor."""
-    own = [run for run in runs if run["backbone"] == backbone]
-    if len({run["weights"] for run in own if "weights" in run}) > 1:
+    runs = [run for run in runs if run["backbone"] == backbone]
+    if len({run["weights"] for run in runs if "weights" in run}) > 1:
         raise ValueError(f"The runs of {study.name} on {backbone} are of several backbones, which cannot be compared.")
-    own = [run for run in own if not from_earlier_script(run)] or own
+    runs = [run for run in runs if not from_earlier_script(run)] or runs
     return {
         (run["method"], seed): run
-        for run in own
+        for run in runs
         for seed in (study.seeds if study.method(run["method"], backbone).seedless else (run["seed"],))
     }
 
@@ -107,13 +107,13 @@ def equal_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str], list[st
     of the study's first ones that more than half of the methods with a run have finished.
     """
     started = [method for method in study.methods if any(name == method for name, _ in runs)]
-    found: tuple[list[int], list[str]] = ([], [])
+    seeds_and_methods: tuple[list[int], list[str]] = ([], [])
     for count in range(1, len(study.seeds) + 1):
         seeds = list(study.seeds[:count])
         complete = [method for method in started if all((method, seed) in runs for seed in seeds)]
         if 2 * len(complete) > len(started):
-            found = seeds, complete
-    return *found, [method for method in started if method not in found[1]]
+            seeds_and_methods = seeds, complete
+    return *seeds_and_methods, [method for method in started if method not in seeds_and_methods[1]]
 
 
 def most_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str]]:
@@ -214,7 +214,7 @@ Verdicts = dict[tuple[Claim, str], tuple[str, str]]  # (claim, backbone) -> the 
 
 def verdicts_of(study: Study, runs: Sequence[Mapping[str, Any]]) -> Verdicts:
     """Test the claims of a study on every backbone that has runs, with a correction for their number."""
-    on = {name: own for name in study.backbones if (own := runs_on(study, runs, name))}
+    on = {name: there for name in study.backbones if (there := runs_on(study, runs, name))}
     results = {(claim, name): measured(study, claim, on[name]) for claim in study.claims for name in on}
     tested = {
         key: result for key, result in results.items() if isinstance(result, Difference) and len(result.values) > 1
@@ -318,7 +318,7 @@ def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> str:
 
 def seconds_of(methods: Sequence[str], runs: Runs) -> str:
     """The mean seconds of each method, without the evaluation; nothing for results of an earlier script."""
-    found = []
+    listed = []
     for method in methods:
         took = [
             sum(value for name, value in run["seconds"].items() if name != "evaluation")
@@ -326,8 +326,8 @@ def seconds_of(methods: Sequence[str], runs: Runs) -> str:
             if name == method and not from_earlier_script(run)
         ]
         if took:
-            found.append(f"{method} {statistics.mean(took):.0f}")
-    return ", ".join(found)
+            listed.append(f"{method} {statistics.mean(took):.0f}")
+    return ", ".join(listed)
 
 
 def machine(run: Mapping[str, Any]) -> str:
@@ -350,11 +350,11 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
         f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {'; '.join(machines)})."
     )
     for name in study.backbones:
-        own = runs_on(study, runs, name)
-        if not own:
+        there = runs_on(study, runs, name)
+        if not there:
             continue
-        seeds, methods, left_out = equal_seeds(study, own)
-        seconds = seconds_of(methods, own)
+        seeds, methods, left_out = equal_seeds(study, there)
+        seconds = seconds_of(methods, there)
         lines += ["", f"**Backbone `{name}`**, {seeds_of(seeds)}{'' if seconds else ', from an earlier script'}."]
         if left_out:
             lines[-1] += f" Left out, without all of these seeds: {'; '.join(left_out)}."
@@ -367,10 +367,10 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
             tasks = f" ({', '.join(study.families[family])})" if family in study.families else ""
             if family in study.losses:
                 tasks = " (loss in nats, lower is better)"
-            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", table(study, own, seeds, methods, family)]
-        more, those = most_seeds(study, own)
+            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", table(study, there, seeds, methods, family)]
+        more, those = most_seeds(study, there)
         if len(more) > len(seeds):
-            lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", table(study, own, more, those)]
+            lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", table(study, there, more, those)]
     if runs and (claims := verdicts(study, runs, every_claim=every_table)):
         lines += ["", claims]
     if searched and every_table:
@@ -380,15 +380,15 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
 
 def terms_table(model: str) -> str:
     """The table of `terms.py` for one model."""
-    found = json.loads(TERMS.read_text(encoding="utf-8"))
-    terms = found["terms"][model]
+    content = json.loads(TERMS.read_text(encoding="utf-8"))
+    terms = content["terms"][model]
     first = next(iter(terms))
     rows = [
         [name, f"{term['value']:.3g}", f"{term['gradient']:.3g}", f"{term['cosine']:.2f}"]
         for name, term in terms.items()
     ]
     table = markdown([f"term, {model}", "value", f"gradient / {first}'s", f"cosine with {first}'s"], rows)
-    return f"`python -m benchmarks.reproduction.terms` ({found['date']}, {machine(found)}):\n\n{table}"
+    return f"`python -m benchmarks.reproduction.terms` ({content['date']}, {machine(content)}):\n\n{table}"
 
 
 def written(page: str, *, every_table: bool, results: Path = RESULTS) -> str:

@@ -109,12 +109,12 @@ def planned(
 ) -> Iterator[Planned]:
     """The runs of a study in their order: all of one seed first, so that methods have the same seeds early."""
     for seed in seeds or (study.seeds[:1] if development else study.seeds):
-        for its in chosen_backbones or study.backbones:
+        for name in chosen_backbones or study.backbones:
             for method in methods or study.methods:
-                if study.method(method, its).seedless and seed != study.seeds[0]:
+                if study.method(method, name).seedless and seed != study.seeds[0]:
                     continue
-                for rate in study.rates(method, its) if development else (None,):
-                    yield Planned(study, method, its, seed, rate)
+                for rate in study.rates(method, name) if development else (None,):
+                    yield Planned(study, method, name, seed, rate)
 
 
 def read_runs(study: Study, results: Path = RESULTS, *, development: bool = False) -> list[dict[str, Any]]:
@@ -139,10 +139,12 @@ def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -
     if len(rates) < 2:
         return rates[0] if rates else None
     runs = read_runs(study, results, development=True)
-    found = {run["learning_rate"]: quality(run) for run in runs if (run["method"], run["backbone"]) == (method, name)}
-    if missing := [f"{rate:g}" for rate in rates if rate not in found]:
+    qualities = {
+        run["learning_rate"]: quality(run) for run in runs if (run["method"], run["backbone"]) == (method, name)
+    }
+    if missing := [f"{rate:g}" for rate in rates if rate not in qualities]:
         raise ValueError(f"{method} on {name} has no development run at {', '.join(missing)}: pass --development.")
-    return max(rates, key=found.__getitem__)
+    return max(rates, key=qualities.__getitem__)
 
 
 def check_frozen(study: Study, name: str) -> None:
@@ -296,7 +298,7 @@ def trained(
 def arguments_of(args: TrainingArguments) -> dict[str, Any]:
     """The method's own arguments, and those of [`~transformers.TrainingArguments`] that differ from their defaults,
     without folders of this machine."""
-    inherited = {its.name: its.default for its in dataclasses.fields(TrainingArguments)}
+    inherited = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     return {
         name: value
         for name, value in args.to_dict().items()
