@@ -110,7 +110,7 @@ def latencies(static: Any, tokenizer: Any, peer: Any, full: Any, queries: list[s
 
     with torch.no_grad():
         seconds = seconds_in_turn({name: every(embed) for name, embed in systems.items()}, rounds=10)
-    return {name: 1000 * its / len(queries) for name, its in seconds.items()}
+    return {name: 1000 * value / len(queries) for name, value in seconds.items()}
 
 
 def measure(data: Path, development: bool) -> dict[str, Any]:
@@ -125,10 +125,10 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
     states = exits.after_exits(model, tokenizer, tests, raw)
     scores: dict[str, dict[str, float]] = {}
     for test, evaluator in tests.items():
-        texts = {name: list(its) for name, its in evaluator.texts.items()}
+        texts = {name: list(rows) for name, rows in evaluator.texts.items()}
         sides = {
             "static table": {name: layers[0] for name, layers in states[test].items()},
-            "model2vec": {name: torch.from_numpy(peer.encode(its)).float() for name, its in texts.items()},
+            "model2vec": {name: torch.from_numpy(peer.encode(rows)).float() for name, rows in texts.items()},
             "full depth": {name: layers[exits.DEPTH] for name, layers in states[test].items()},
         }
         if isinstance(evaluator, Retrieval):
@@ -146,7 +146,7 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
         "model2vec": peer.embedding.nbytes,
     }
     return {
-        "scores": {test: {name: round(value, 2) for name, value in its.items()} for test, its in scores.items()},
+        "scores": {test: {name: round(value, 2) for name, value in values.items()} for test, values in scores.items()},
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "bytes": size,
         "milliseconds_per_query": {
@@ -159,8 +159,8 @@ def words_of(tokenizer: Any, texts: Iterable[str]) -> list[list[Word]]:
     """The words of texts, truncated as the encoder truncates them."""
     words = []
     for encoding in tokenizer(list(texts), truncation=True, max_length=exits.MAX_LENGTH).encodings:
-        pairs = [its for its in zip(encoding.word_ids, encoding.ids, strict=True) if its[0] is not None]
-        words.append([tuple(token for _, token in its) for _, its in groupby(pairs, key=lambda pair: pair[0])])
+        pairs = [pair for pair in zip(encoding.word_ids, encoding.ids, strict=True) if pair[0] is not None]
+        words.append([tuple(token for _, token in group) for _, group in groupby(pairs, key=lambda pair: pair[0])])
     return words
 
 
@@ -184,7 +184,7 @@ class Table:
 
 def in_rows(texts: Sequence[Sequence[Word]], words: Mapping[Word, int]) -> list[list[int]]:
     """The rows of texts: one for a word that has one, else those of its tokens."""
-    return [list(chain(*((words[its],) if its in words else its for its in text))) for text in texts]
+    return [list(chain(*((words[word],) if word in words else word for word in text))) for text in texts]
 
 
 def with_one_scale(rows: torch.Tensor, scale: torch.Tensor) -> Table:
@@ -230,7 +230,7 @@ class WordTables:
         size = min(self.vocabulary + count, len(self.vectors[0]))
         counts = torch.bincount(torch.tensor(list(chain(*ids))), minlength=size).double()
         counts[self.ignored] = 0
-        vectors = [its[:size] for its in self.vectors]
+        vectors = [each[:size] for each in self.vectors]
         return TokenFeatures(vectors, (counts[:size] / counts.sum()).float(), self.ignored)
 
     def fit(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,7 +250,7 @@ class WordTables:
         """The rows of words that the map of a table without words gives, after those of the table."""
         alone, together = (in_rows(self.read, words) for words in ({}, self.words(count)))
         tokens = self.features(0, alone).table(affine)
-        words = self.features(count, (*alone, *([row for row in its if row >= self.vocabulary] for its in together)))
+        words = self.features(count, (*alone, *([row for row in ids if row >= self.vocabulary] for ids in together)))
         return torch.cat([tokens, words.table(affine)[self.vocabulary :]])
 
 
@@ -280,7 +280,7 @@ def measure_tables(data: Path, development: bool) -> dict[str, Any]:
                 across[name] = score(evaluator, {**full, "queries": vectors["queries"]})
         print(test, scores[test], scores.get(f"{test} asymmetric"), flush=True)
     return {
-        "scores": {test: {name: round(value, 2) for name, value in its.items()} for test, its in scores.items()},
+        "scores": {test: {name: round(value, 2) for name, value in values.items()} for test, values in scores.items()},
         "megabytes": {name: round(table.megabytes, 1) for name, table in tables.items()},
         "rows_per_text": {
             name: round(mean(map(len, in_rows(fits.read, table.words))), 1) for name, table in tables.items()
@@ -293,7 +293,7 @@ def print_means(measured: dict[str, Any], tests: dict[str, Evaluator]) -> None:
     for kind in (False, True):
         names = [name for name, test in tests.items() if isinstance(test, Retrieval) is kind]
         print("nDCG@10" if kind else "STS", names)
-        for system in measured["scores"][names[0]]:
+        for system in measured["scores"][names[0]] if names else ():
             print(f"  {system}: {mean(measured['scores'][name][system] for name in names):.1f}")
 
 

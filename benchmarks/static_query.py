@@ -78,7 +78,7 @@ def measure(run: Run) -> dict[str, float]:
         exported = SentenceTransformer(str(Path(folder, "static")), device="cpu")
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder)  # of its own, as the export has
         both = {"path": checkpoint, "path, with table": elastic(Path(folder, "joint"), joint=True)}
-        short = {name: load_model(its.folder, AutoModel, output_layer=2).eval() for name, its in both.items()}
+        short = {name: load_model(each.folder, AutoModel, output_layer=2).eval() for name, each in both.items()}
         config = AutoConfig.from_pretrained(default_base(), num_hidden_layers=2)
         short["native"] = AutoModel.from_config(config).eval()
     embedding = StaticEmbedding(tokenizer, embedding_weights=encoder.model.elastic.table.weight.detach().clone())

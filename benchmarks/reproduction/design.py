@@ -101,7 +101,6 @@ class Study:
         replacements (`dict[tuple[str, str], Method]`, *optional*): (method, backbone) -> what the method is there.
         seeds (`tuple[int, ...]`, *optional*): Seeds of the test runs. Development runs have the first one.
         claims (`tuple[Claim, ...]`, *optional*): Claimed differences.
-        reported (`dict[str, dict[str, float]]`, *optional*): Method -> granularity -> the paper's mean, in percent.
         frozen (`dict[str, str]`, *optional*): Backbone -> commit at which its settings were frozen, with the
             development results that the learning rates are chosen by. Without, no test is scored.
         training_data (`str`, *optional*, defaults to `"pairs"`): Name of the training data, a key of `TRAINING_DATA`.
@@ -124,7 +123,6 @@ class Study:
     replacements: Mapping[tuple[str, str], Method] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
     claims: tuple[Claim, ...] = ()
-    reported: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     frozen: Mapping[str, str] = field(default_factory=dict)
     training_data: str = "pairs"
     test_length: int | None = None

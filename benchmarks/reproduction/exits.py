@@ -74,6 +74,7 @@ COUNTS = {
     "captions": 2500,
     "questions": 1500,
 }
+PASSAGES = ("news passages", "brown passages", "web passages", "wikipedia")
 PASSAGE_WORDS = (50, 110)
 # Training: the short texts of the fit, one of ten longer ones, so that these keep their embeddings, and spans of them.
 SHORT, LONGER_SHARE, QUERIES = 160, 10, 8000
@@ -338,7 +339,7 @@ FITS: dict[str, dict[str, Any]] = {
     **{f"static, {share:.1%} of the texts": {"share": share} for share in (0.025, 0.1, 0.4)},
     "static, captions": {"only": ["captions"]},
     "static, news sentences": {"only": ["news"]},
-    "static, no short texts": {"only": ["news passages", "brown passages", "web passages", "wikipedia"]},
+    "static, no short texts": {"only": PASSAGES},
 }
 
 

@@ -29,7 +29,7 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RETRIEVAL_TESTS, sources
+from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, PASSAGES, RETRIEVAL_TESTS, sources
 from benchmarks.reproduction.paths import exported, fitted, listed
 from benchmarks.reproduction.study import add_run, computed_once, documents_there, finished, tests_there
 from benchmarks.reproduction.training_data import Pair, training_pairs
@@ -50,7 +50,6 @@ TRAINING: dict[str, Any] = {
     "max_length": {"query": 32, "document": 96},
     "seed": 0,
 }
-PASSAGES = ("news passages", "brown passages", "web passages", "wikipedia")
 TESTS = [*RETRIEVAL_TESTS, "msmarco-mini"]
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 

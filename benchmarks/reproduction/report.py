@@ -185,8 +185,7 @@ def table(study: Study, runs: Runs, seeds: Sequence[int], methods: Sequence[str]
                 text += f" ± {statistics.stdev(values[method]):.{digits}f}"
             if method == first and gap is not None and gap.mean > gap.spread:
                 text = f"**{text}**"
-            reported = study.reported.get(method, {}).get(str(g))
-            cells.append(text if reported is None else f"{reported:.1f} / {text}")
+            cells.append(text)
         rows.append(cells)
     return markdown(["size", *methods], rows)
 

@@ -15,6 +15,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.data import RECORD, source_of
+from benchmarks.reproduction.exits import PASSAGES
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.training_data import STS_TESTS
 from m3bert.commands.quickstart import STAGES
@@ -119,9 +120,6 @@ def exits_fitted() -> str:
         for g in (f"{layer}x{dim}" for layer in (0, 1, 2, 4, 6) for dim in (32, 64, 384))
     ]
     return titled(content, markdown(["granularity", *columns.values()], rows), " --fit")
-
-
-PASSAGES = ("news passages", "brown passages", "web passages", "wikipedia")
 
 
 def exits_texts() -> str:
@@ -251,13 +249,13 @@ def trained_paths() -> str:
 
         def both(run: str, whole: str = f"{name} full") -> str:
             pairs = (
-                (mean_of(content, its, tests, size[its]) for its in (run, whole))
+                (mean_of(content, each, tests, size[each]) for each in (run, whole))
                 for tests in (RETRIEVAL, ["msmarco-mini"])
             )
             return " / ".join(with_share(*pair) for pair in pairs)
 
         rows = []
-        for trained in (its for its in size if its.startswith(f"{name} ") and its.endswith(", trained")):
+        for trained in (run for run in size if run.startswith(f"{name} ") and run.endswith(", trained")):
             run = trained.removesuffix(", trained")
             rows.append([run.removeprefix(f"{name} "), both(run), both(trained)])
         if rows:
