@@ -149,7 +149,7 @@ def detokenised(line: str) -> str:
 def training_rows(data: Path) -> dict[str, torch.Tensor]:
     """Text to train on -> its raw state at the last layer."""
     texts = sources(data)
-    texts["queries"] = short_queries(texts)
+    texts["queries"] = short_queries(texts, data)
     states = raw_states(data, "texts") | raw_states(data, "queries")
     vectors = {
         text: vector
@@ -167,7 +167,7 @@ def mostly_short(texts: Iterable[str]) -> list[str]:
     return [text for text in different if text not in left_out]
 
 
-def short_queries(texts: Mapping[str, Sequence[str]]) -> list[str]:
+def short_queries(texts: Mapping[str, Sequence[str]], data: Path) -> list[str]:
     """Spans of 3 to 16 words of the texts, captions and questions excepted, in place of queries."""
     draw, whole = random.Random(1), {text for rows in texts.values() for text in rows}
     longer = [text.split() for name, rows in texts.items() if name not in ("captions", "questions") for text in rows]
@@ -180,7 +180,7 @@ def short_queries(texts: Mapping[str, Sequence[str]]) -> list[str]:
         span = " ".join(words[start : start + count]).strip(" ,.;:")
         if span and span not in whole:
             spans[span] = None
-    return list(spans)
+    return needed(list(spans), "texts to take queries from", data)
 
 
 def evaluators(data: Path, development: bool) -> dict[str, Evaluator]:
@@ -227,7 +227,7 @@ def timed_states(data: Path, name: str) -> dict[str, Any]:
     start = time.perf_counter()
     if name in ("texts", "queries"):
         texts = sources(data)
-        texts = texts if name == "texts" else {"queries": short_queries(texts)}
+        texts = texts if name == "texts" else {"queries": short_queries(texts, data)}
         states: Any = {source: encoded(encode, rows) for source, rows in texts.items()}
     else:
         tests = evaluators(data, name == "development")

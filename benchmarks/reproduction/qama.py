@@ -44,6 +44,7 @@ FOLDER = Path("runs/qama")
 DIMS = [96, 192, 384]
 CODES = ["qama-2", "qama-1.5", "qama-hybrid", "qama-1", "qama-0.5"]
 SHORTLIST = 100
+CENTROIDS = 256  # of product quantisation, in 8 bits
 TRAINING: dict[str, Any] = {
     "grid": f"{DEPTH}x48,96,192,384",
     "max_steps": 300,
@@ -220,6 +221,8 @@ def main(arguments: list[str]) -> None:
     tests = [test for test in every if test in (*RETRIEVAL_TESTS, "msmarco-mini")]
     if options.baselines:
         train = torch.stack(list(training_texts(data).values()))
+        if len(train) < CENTROIDS:
+            raise ValueError(f"{len(train)} texts are too few for product quantisation: {CENTROIDS} are the minimum.")
         baselines = {test: scalar_codes(every[test], vectors[test]) for test in tests}
         products: Any = {test: product_quantization(every[test], vectors[test], train) for test in tests}
         add_results(file, {"no quantizer": {"0": baselines}, "faiss PQ": {"0": products}}, about(options.development))

@@ -71,7 +71,7 @@ def train(name: str, source: str, start: Path, folder: Path, data: Path, changes
     prompts = EmbeddingSettings.read(source).prompts
     query, document = (prompts.get(role) or "" for role in ("query", "document"))
     every = sources(data)
-    texts = mostly_short(text for rows in [*every.values(), short_queries(every)] for text in rows)
+    texts = mostly_short(text for rows in [*every.values(), short_queries(every, data)] for text in rows)
     rows = [(query if len(text) <= SHORT else document) + text for text in texts]
     seconds = time.perf_counter()
     teacher = Teacher(source, max_length=MAX_LENGTH).embed(rows, FOLDER / "teachers", description="Teacher")

@@ -263,11 +263,11 @@ def test_the_server_has_all_sets(machine):
 
 
 def starts(sets: str, start: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> None:
-    """Start a study. Without most of the sets, it says in a line what is missing, and goes on, or stops with a line."""
+    """Start a study. Without most of the sets, it says in a line what is missing, and goes on, or stops with one."""
     try:
         start()
     except ValueError as error:
-        assert sets == "few" and re.match(r"There are no .*|\d+ texts are too few to fit exits.*", str(error))
+        assert sets == "few" and re.match(r"There are no .*|\d+ texts are too few .*", str(error))
         assert "\n" not in str(error)
     said = capsys.readouterr().out
     assert (sets == "few") == ("The study runs without " in said or " is left out: " in said)
