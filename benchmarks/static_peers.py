@@ -52,7 +52,6 @@ from m3bert.utils.numerics import quantize_rows
 DIM, QUERIES = 384, 50
 WEIGHTS = (0.25, 0.5, 1.0)  # of BM25
 WORDS = (5000, 20000)  # numbers of rows for words, on the development sets
-Embedded = dict[str, dict[str, torch.Tensor]]  # test -> name of its texts -> embeddings
 Word = tuple[int, ...]  # the ids of its tokens
 
 
@@ -288,22 +287,12 @@ def measure_tables(data: Path, development: bool) -> dict[str, Any]:
     }
 
 
-def print_means(measured: dict[str, Any], tests: dict[str, Evaluator]) -> None:
-    """Means over STS sets and over collections, one row per system."""
-    for kind in (False, True):
-        names = [name for name, test in tests.items() if isinstance(test, Retrieval) is kind]
-        print("nDCG@10" if kind else "STS", names)
-        for system in measured["scores"][names[0]] if names else ():
-            print(f"  {system}: {mean(measured['scores'][name][system] for name in names):.1f}")
-
-
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--development", action="store_true", help="score the development sets")
     parser.add_argument("--tables", action="store_true", help="compare smaller rows, and rows for words")
     options = parser.parse_args(arguments)
-    data = data_folder()
-    measured = (measure_tables if options.tables else measure)(data, options.development)
+    measured = (measure_tables if options.tables else measure)(data_folder(), options.development)
     chosen = [name for name in ("tables", "development") if getattr(options, name)]
     described = {
         "command": " ".join(["python -m benchmarks.static_peers", *(f"--{name}" for name in chosen)]),
@@ -312,10 +301,6 @@ def main(arguments: list[str]) -> None:
     }
     file = RESULTS / f"{'_'.join(['static_peers', *chosen])}.json"
     file.write_text(json.dumps({**described, **measured}, indent=1) + "\n", encoding="utf-8")
-    if options.tables:
-        return
-    print_means(measured, exits.evaluators(data, options.development))
-    print({name: measured[name] for name in ("seconds", "bytes", "milliseconds_per_query")})
 
 
 if __name__ == "__main__":

@@ -336,15 +336,8 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         max_length=study.test_length or study.settings["max_length"],
         pooling=study.settings.get("pooling", "mean"),
     )
-    evaluated = evaluate_grid(
-        encoder,
-        development_tasks(tests),
-        data,
-        two_stages=False,
-        asymmetric=False,
-        unfinished=work / "scores.json",
-        seed=run.seed,
-    )
+    options: Any = {"two_stages": False, "asymmetric": False, "unfinished": work / "scores.json", "seed": run.seed}
+    evaluated = evaluate_grid(encoder, development_tasks(tests), data, **options)
     made = cache / run.backbone / "model.safetensors"
     weights = {"weights": sha256(made.read_bytes()).hexdigest()[:12]} if run.backbone in MADE else {}
     seconds = record["seconds"] | {"evaluation": sum(sum(parts.values()) for parts in evaluated.seconds.values())}
