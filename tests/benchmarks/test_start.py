@@ -285,6 +285,8 @@ def test_every_study_starts(sets, whole, machine, tmp_path, capsys):
     method = whole.methods[name]
     if method.then is not None:
         method = replace(method, then=replace(method.then, settings={**method.then.settings, "max_steps": 2, **small}))
+    if hasattr(method.config_class, "allow_untrained_teacher"):
+        method = replace(method, settings={**method.settings, "allow_untrained_teacher": True})
     tests = dict.fromkeys([*whole.development, *(tests[0] for tests in whole.families.values())])
     changes = {"steps": 2, "settings": {**whole.settings, **small}, "development": tuple(tests), "replacements": {}}
     short = replace(whole, methods={name: method}, **changes)
