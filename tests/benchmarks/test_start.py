@@ -176,9 +176,9 @@ SHORT = {
         "QUERIES": 20,
         "STS_TESTS": ["stsb"],
         "RETRIEVAL_TESTS": ["cranfield"],
-        "TRAINED": Grid.parse("0,2,6x384"),
-        "TRAINING": exits.TRAINING | {"grid": "0,2,6x384", "per_device_train_batch_size": 8},
-        "fit_exits": partial(exits.fit_exits, layers=[0, 2]),
+        "TRAINED": Grid.parse("0,6x384"),
+        "TRAINING": exits.TRAINING | {"grid": "0,6x384", "per_device_train_batch_size": 8},
+        "fit_exits": partial(exits.fit_exits, layers=[0]),
     },
     paths: {
         "DEPTHS": {"minilm": [2], "late": [2]},
@@ -307,18 +307,19 @@ COMMANDS = (
     "trained_paths minilm",
     "trained_paths minilm --development",
     "late",
-    "join --e5 {encoder} --collections cranfield npl",
     "sparse --model {splade}",
     "trim minilm",
     "tatoeba_trim {encoder}",
-    "terms",
     "paper_corpus sentences.txt",
+    "terms",
+    "join --e5 {splade} --collections cranfield npl",
 )
 
 
-@pytest.mark.parametrize("sets", ["all", "few"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_benchmark_starts(command, sets, machine, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("sets", "command"), [*(("all", each) for each in COMMANDS), *(("few", each) for each in COMMANDS[:-2])]
+)
+def test_every_benchmark_starts(sets, command, machine, monkeypatch, capsys):
     """Later ones read what earlier ones have encoded."""
     folder = machine.folder / f"runs of {sets}"
     folder.mkdir(exist_ok=True)
