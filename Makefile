@@ -39,9 +39,10 @@ test-default: .venv/installed-dev  ## Run the numeric tests with the kernels tha
 	ATEN_CPU_CAPABILITY=default HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
 		--dist loadfile tests/trainers tests/exits tests/modeling_m3bert tests/test_frozen.py
 
-test-e2e: .venv/installed-dev  ## Check the wheel in an empty environment, the quickstart and the README
+test-e2e: .venv/installed-dev  ## Check the wheel in an empty environment, the quickstart, the README and the studies
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow \
 		tests/test_wheel.py::test_a_strangers_first_commands tests/scripts/test_quickstart.py \
+		tests/benchmarks/test_start.py \
 		tests/test_docs.py::test_the_first_steps_of_the_readme_run_for_a_stranger \
 		"tests/test_docs.py::test_the_commands_and_the_code_of_a_page_run[README.md]"
 

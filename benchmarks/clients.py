@@ -93,7 +93,7 @@ console.log("FOUND", JSON.stringify((await extractor(texts, { pooling: "mean", n
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--others", type=Path, required=True, help="virtual environment of the other clients")
-    others, found = parser.parse_args(arguments).others.resolve(), dict[str, float]()
+    others, lowest = parser.parse_args(arguments).others.resolve(), dict[str, float]()
     commands = {name: [sys.executable, "-c", FRAME.format(code)] for name, code in OURS.items()}
     commands |= {name: [str(others / "bin" / "python"), "-c", FRAME.format(code)] for name, code in THEIRS.items()}
     commands["transformers.js"] = ["node", "--input-type=module", "-e", JAVASCRIPT]
@@ -110,10 +110,10 @@ def main(arguments: list[str]) -> None:
             request = json.dumps([folder, TEXTS])
             done = subprocess.run(command, input=request, cwd=others, stdout=subprocess.PIPE, text=True, check=True)
             vectors = torch.tensor(json.loads(done.stdout.rpartition("FOUND")[2]))
-            found[name] = round(torch.cosine_similarity(vectors, expected).min().item(), 6)
-            print(f"{name}: {found[name]}", flush=True)
+            lowest[name] = round(torch.cosine_similarity(vectors, expected).min().item(), 6)
+            print(f"{name}: {lowest[name]}", flush=True)
     described = about(packages=["sentence-transformers", "onnxruntime"])
-    (RESULTS / "clients.json").write_text(json.dumps({**described, "lowest_cosine": found}, indent=1) + "\n")
+    (RESULTS / "clients.json").write_text(json.dumps({**described, "lowest_cosine": lowest}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

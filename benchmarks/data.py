@@ -236,8 +236,7 @@ def sick_rows(part: str) -> Rows:
 
 def task_rows(task: Task, part: str) -> Rows:
     """The rows of a split of a task on the Hub."""
-    if task.hub is None:
-        raise ValueError(f"{task.name} is not on the Hub")
+    assert task.hub is not None
     splits = {"dev": "validation", **SPLITS.get(task.folder or task.name, {}), **task.hub.splits}
     # The local files of a task with labels of its own have those of the data set.
     hub = replace(task.hub, splits=splits, labels={} if task.labels else task.hub.labels)
@@ -253,25 +252,20 @@ def wikitext_rows(part: str) -> Rows:
     return [{"text": line.strip()} for line in lines if line.strip()]
 
 
-def source_of(folder: str) -> Source:
-    """The public source of a folder: that of `SOURCES`, or the data of its task on the Hub."""
+def source_of(name: str) -> Source:
+    """The public source of a folder, or of a file: that of `SOURCES`, or the data of its task on the Hub."""
+    folder = name.partition("/")[0]
     if folder in SOURCES:
         return SOURCES[folder]
-    task = task_of({"tatoeba": "tatoeba/deu-eng", "xnli": "xnli/de-dev"}.get(folder, folder))
+    task = task_of(name)
     if task is None or task.hub is None:
-        raise ValueError(f"{folder} has no public source: name one in SOURCES.")
+        raise ValueError(f"{name} has no public source: name one in SOURCES.")
     return Source(f"Hub: {task.hub.path}", "all rows", partial(task_rows, task))
 
 
 def public_rows(name: str) -> Rows:
     """The rows of a file from its public source."""
-    folder, _, part = name.partition("/")
-    if folder in SOURCES:
-        return SOURCES[folder].rows(part)
-    task = task_of(name)
-    if task is None:
-        raise ValueError("no public source")
-    return task_rows(task, part)
+    return source_of(name).rows(name.partition("/")[2])
 
 
 SOURCES = {
@@ -318,11 +312,11 @@ def read(file: Path) -> Rows:
 
 
 def task_of(name: str) -> Task | None:
-    """The task that reads a file; `None` if there is none, as for text."""
+    """The task that reads a file, or one of those that read a folder; `None` if there is none, as for text."""
     folder, _, part = name.partition("/")
-    languages = {"tatoeba": part.partition("-")[0], "xnli": part.partition("-")[0]}
+    language = part.partition("-")[0] or {"tatoeba": "deu", "xnli": "de"}.get(folder)
     try:
-        return find_task(f"{folder}-{languages[folder]}" if folder in languages else folder)
+        return find_task(f"{folder}-{language}" if folder in ("tatoeba", "xnli") else folder)
     except ValueError:
         return None
 

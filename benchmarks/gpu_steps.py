@@ -145,14 +145,16 @@ def stage_1(run: Run) -> dict[str, float]:
     nested = NestedModel(model, MultigranularMLM(grid))
     compiled = torch.compile(NestedModel(model, MultigranularMLM(grid)))
     modules: dict[str, Any] = {"multigranular": nested, "plain": model, "compiled": compiled}
-    steps: dict[str, Step] = {name: partial(step_of, its, batch, torch.bfloat16) for name, its in modules.items()}
+    steps: dict[str, Step] = {
+        name: partial(step_of, module, batch, torch.bfloat16) for name, module in modules.items()
+    }
     steps["loop"] = partial(loop, model, grid, batch)
     seconds = run.time(
-        "stage 1, micro-step", {name: partial(finished, its) for name, its in steps.items()}, size["rounds"]
+        "stage 1, micro-step", {name: partial(finished, step) for name, step in steps.items()}, size["rounds"]
     )
     tokens = batch["input_ids"].numel()
     run.record("stage 1", {name: tokens / value for name, value in seconds.items()}, "tokens_per_second")
-    memory = run.record("stage 1", {name: gigabytes(its) for name, its in steps.items()}, "gigabytes")
+    memory = run.record("stage 1", {name: gigabytes(step) for name, step in steps.items()}, "gigabytes")
     kernels, waits = asked(steps["multigranular"])
     return {
         "stage1_vs_plain": seconds["multigranular"] / seconds["plain"],
@@ -166,7 +168,7 @@ def stage_1(run: Run) -> dict[str, float]:
 
 def regularizers(run: Run) -> dict[str, float]:
     """MIPIC and MIC on BERT-base, each against MRL on its batch."""
-    size, found = sizes(run.quick), {}
+    size, figures = sizes(run.quick), {}
     for name, config_class in (("mipic", MIPICConfig), ("mic", MICConfig)):
         settings = recipe(f"{name}_bert")
         args = config_class(**{**settings, "output_dir": "unused", "save_strategy": "no", "tf32": not run.quick})
@@ -181,15 +183,18 @@ def regularizers(run: Run) -> dict[str, float]:
         columns = {f"view {view}": {**batch, "text_ids": ids} for view in range(2)}
         mrl = ContrastiveConfig(output_dir="unused", report_to="none", pooling=args.pooling).build_objective(grid)
         objectives = {"MRL": mrl, name: args.build_objective(grid)}
-        steps = {key: partial(step_of, NestedModel(model, its.to(DEVICE)), columns) for key, its in objectives.items()}
+        steps = {
+            key: partial(step_of, NestedModel(model, objective.to(DEVICE)), columns)
+            for key, objective in objectives.items()
+        }
         seconds = run.time(
-            f"{name}, step", {key: partial(finished, its) for key, its in steps.items()}, size["rounds"]
+            f"{name}, step", {key: partial(finished, step) for key, step in steps.items()}, size["rounds"]
         )
-        run.record(name, {key: gigabytes(its) for key, its in steps.items()}, "gigabytes")
-        found[f"{name}_vs_mrl"] = seconds[name] / seconds["MRL"]
+        run.record(name, {key: gigabytes(step) for key, step in steps.items()}, "gigabytes")
+        figures[f"{name}_vs_mrl"] = seconds[name] / seconds["MRL"]
         if name == "mipic":
-            found["mipic_kernels"] = asked(steps[name])[0]
-    return found
+            figures["mipic_kernels"] = asked(steps[name])[0]
+    return figures
 
 
 def stage_3(run: Run) -> dict[str, float]:

@@ -94,9 +94,9 @@ class KnownTexts(GridEncoder):
     def encode(self, texts: Sequence[str], *, role: Any = "query", **options: Any) -> GridEmbeddings:
         new = [text for text in dict.fromkeys(texts) if (role, text) not in self.memory]
         if new:
-            found = super().encode(new, role=role)
+            encoded = super().encode(new, role=role)
             for row, text in enumerate(new):
-                self.memory[role, text] = {layer: vectors[row] for layer, vectors in found.layers.items()}
+                self.memory[role, text] = {layer: vectors[row] for layer, vectors in encoded.layers.items()}
         rows = [self.memory[role, text] for text in texts]
         return GridEmbeddings(
             self.encoded_grid,
@@ -134,7 +134,7 @@ def our_scores(encoder: GridEncoder, plan: Plan, task: Retrieval) -> np.ndarray:
     queries = encoder.encode(task.texts["queries"], role="query").widest(plan.query.layer)
     count = len(documents)
     first = PackedIndex.pack(documents, plan.documents.code, plan.first_dim or plan.documents.dim, encoder.quantizer)
-    found, rows = first.search(queries, count if plan.shortlist is None else plan.shortlist)
+    values, rows = first.search(queries, count if plan.shortlist is None else plan.shortlist)
     scores = np.full((len(queries), count), -np.inf, dtype=np.float32)
     if plan.shortlist is not None:
         by = "float32" if plan.rescore in (None, "codes") else plan.rescore
@@ -143,8 +143,8 @@ def our_scores(encoder: GridEncoder, plan: Plan, task: Retrieval) -> np.ndarray:
         )
         decoded = second.coder.decode(second.coder.pack(documents))
         every = (second.coder.float_queries(queries) @ decoded.T).numpy()
-        found = np.take_along_axis(every, rows, axis=1)
-    np.put_along_axis(scores, rows, found, axis=1)
+        values = np.take_along_axis(every, rows, axis=1)
+    np.put_along_axis(scores, rows, values, axis=1)
     return scores
 
 
@@ -165,16 +165,16 @@ def compare(
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             corpus = write_corpus(task, folder / "corpus.jsonl")
-            found = {}
+            ranked = {}
             for case, (plan, engine, kind) in cases.items():
-                own = replace(encoder, grid=plan.grid())
-                with Index.build(folder / case, engine, plan, own, corpus, kind=kind) as index:
+                of_plan = replace(encoder, grid=plan.grid())
+                with Index.build(folder / case, engine, plan, of_plan, corpus, kind=kind) as index:
                     hits = index.search(task.texts["queries"], TOP)
-                found[case] = [[int(hit.id) for hit in row] for row in hits]
+                ranked[case] = [[int(hit.id) for hit in row] for row in hits]
         for case, (plan, _, _) in cases.items():
             ours = our_scores(replace(encoder, grid=plan.grid()), plan, task)
-            overlaps[case].append(overlap(ours, found[case]))
-            qualities[case].append(ranking_scores(np.array(found[case]), task.relevant)["ndcg@10"])
+            overlaps[case].append(overlap(ours, ranked[case]))
+            qualities[case].append(ranking_scores(np.array(ranked[case]), task.relevant)["ndcg@10"])
     return {case: (min(overlaps[case]), mean(qualities[case])) for case in cases}
 
 

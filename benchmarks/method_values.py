@@ -119,8 +119,8 @@ def main(arguments: list[str]) -> None:
     options.file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     if options.against is not None:
         before = json.loads(options.against.read_text(encoding="utf-8"))
-        for method, found in values.items():
-            difference = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, before[method], strict=True))
+        for method, after in values.items():
+            difference = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(after, before[method], strict=True))
             print(f"{method}: {difference:.1e}")
             if difference > (TOLERANCE_TAUGHT if method in TAUGHT else TOLERANCE):
                 raise SystemExit(f"{method} differs by {difference:.1e}.")

@@ -144,8 +144,8 @@ def step_of(nested: NestedModel, inputs: Callable[[], dict[str, Any]]) -> Callab
     return step
 
 
-def training_step(objective: Objective, batch_size: int, tokens: int, scored: bool = False) -> Callable[[], None]:
-    """A training step on pairs of texts of random tokens, on request with random scores."""
+def training_step(objective: Objective, batch_size: int, tokens: int) -> Callable[[], None]:
+    """A training step on pairs of texts of random tokens."""
     torch.manual_seed(SEED)
     model = AutoModel.from_pretrained(default_base())
     inputs: dict[str, Any] = {
@@ -155,8 +155,6 @@ def training_step(objective: Objective, batch_size: int, tokens: int, scored: bo
         }
         for name in ("anchor", "positive")
     }
-    if scored:
-        inputs["labels"] = torch.rand(batch_size)
     return step_of(NestedModel(model, objective), lambda: inputs)
 
 
@@ -244,8 +242,8 @@ def measure(run: Run) -> dict[str, float]:
     ratios |= speeds("step of masked-LM training", masked, sizes.mlm_rounds)
     del masked
     for tokens in LENGTHS:
-        found = of_pairs(LAST_LAYER_OBJECTIVES, tokens)
-        ratios |= {f"{name} at {tokens}": value for name, value in found.items()}
+        last_layer = of_pairs(LAST_LAYER_OBJECTIVES, tokens)
+        ratios |= {f"{name} at {tokens}": value for name, value in last_layer.items()}
         variants = {name: partial(peak_of, name, size_of(tokens)[0], tokens) for name in LAST_LAYER_OBJECTIVES}
         peaks = relative(run.memory(f"peak of two steps, {tokens} tokens", variants))
         ratios |= {f"memory of {name} at {tokens}": value for name, value in peaks.items()}

@@ -77,13 +77,13 @@ def documents(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[list[int]
     folder, draw = data_folder() / "text-english", random.Random(SEED)
     lines = [line for name in SOURCES for line in load_files([str(folder / f"{name}.txt.gz")])["text"]]
     draw.shuffle(lines)
-    found: list[list[int]] = []
+    tokenized: list[list[int]] = []
     total = 0
     for line in lines:
-        found.append(tokenizer(line, add_special_tokens=False)["input_ids"])
-        total += len(found[-1])
+        tokenized.append(tokenizer(line, add_special_tokens=False)["input_ids"])
+        total += len(tokenized[-1])
         if total >= tokens:
-            return found
+            return tokenized
     raise ValueError(f"{folder} has {total:,} tokens, fewer than {tokens:,}.")
 
 
@@ -101,11 +101,11 @@ def unpacked(batch: Batch, pad_token_id: int) -> Batch:
 def packed_batches(tokenizer: PreTrainedTokenizerBase, sizes: Sizes) -> list[Batch]:
     """The packed batch of each step, with masked tokens."""
     torch.manual_seed(SEED)
-    wanted = sizes.rows * sizes.steps
-    tokens, lengths = packed_rows(documents(tokenizer, (wanted + 2) * MAX_LENGTH), Frame.of(tokenizer), MAX_LENGTH)
-    rows = [{"input_ids": row, DOCUMENT_LENGTHS: each} for row, each in zip(tokens, lengths, strict=True)][:wanted]
+    count = sizes.rows * sizes.steps
+    tokens, lengths = packed_rows(documents(tokenizer, (count + 2) * MAX_LENGTH), Frame.of(tokenizer), MAX_LENGTH)
+    rows = [{"input_ids": row, DOCUMENT_LENGTHS: each} for row, each in zip(tokens, lengths, strict=True)][:count]
     collator = MaskedLMCollator(tokenizer)
-    return [dict(collator(rows[start : start + sizes.rows])) for start in range(0, wanted, sizes.rows)]
+    return [dict(collator(rows[start : start + sizes.rows])) for start in range(0, count, sizes.rows)]
 
 
 @contextmanager

@@ -173,9 +173,9 @@ def stored(pointer: Any, count: int, width: int) -> np.ndarray:
     return faiss.rev_swig_ptr(pointer, count * width).reshape(count, width)
 
 
-def recall(found: np.ndarray, expected: np.ndarray) -> float:
+def recall(ranked: np.ndarray, expected: np.ndarray) -> float:
     """The share of the expected rows that were found, averaged over queries. Both have the shape `(queries, top)`."""
-    return float(np.mean([np.isin(rows, its).mean() for its, rows in zip(found, expected, strict=True)]))
+    return float(np.mean([np.isin(nearest, rows).mean() for rows, nearest in zip(ranked, expected, strict=True)]))
 
 
 class Distribution:
@@ -231,8 +231,8 @@ def measure(run: Run) -> dict[str, float]:
     run.record(f"indexes of {len(collection):,} documents", size, "megabytes")
 
     searches = collection.searches()
-    found = {name: search(queries) for name, search in searches.items()}
-    recalls = {name: recall(rows, found["float32"]) for name, rows in found.items()}
+    ranked = {name: search(queries) for name, search in searches.items()}
+    recalls = {name: recall(rows, ranked["float32"]) for name, rows in ranked.items()}
     print(f"recall@{TOP}: " + ", ".join(f"{name} {value:.3f}" for name, value in recalls.items()), flush=True)
 
     def one_by_one(search: Search) -> None:

@@ -11,21 +11,16 @@ first: its states are read. Indexes search with `CANDIDATES` of faiss_engine.py.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-from datetime import date
 from typing import Any
 
 import faiss
 import numpy as np
 import torch
 
+from benchmarks._measure import RESULTS, about
 from benchmarks.reproduction import exits
-from benchmarks.reproduction.study import commit
-from benchmarks.static_peers import RESULTS
-from m3bert.commands.command import run_command
+from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder
 
 
@@ -43,7 +38,7 @@ def measure() -> dict[str, dict[str, dict[str, float]]]:
     model, tokenizer = exits.fit(data)
     tests = {name: test for name, test in exits.evaluators(data, False).items() if name in exits.RETRIEVAL_TESTS}
     vectors = exits.after_exits(model, tokenizer, tests, exits.raw_states(data, "tests"))
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    recalls: dict[str, dict[str, dict[str, float]]] = {}
     for name in tests:
         documents = unit(vectors[name]["documents"][exits.DEPTH])
         flat = faiss.index_factory(documents.shape[1], "Flat", faiss.METRIC_INNER_PRODUCT)
@@ -51,32 +46,29 @@ def measure() -> dict[str, dict[str, dict[str, float]]]:
         graph.hnsw.efConstruction = 200
         flat.add(documents)
         graph.add(documents)
-        found[name] = {}
+        recalls[name] = {}
         for layer in LAYERS:
             queries = unit(vectors[name]["queries"][layer])
             _, exact = flat.search(queries, FOUND)
-            rows = found[name][str(layer)] = {}
+            rows = recalls[name][str(layer)] = {}
             for candidates in CANDIDATES:
                 graph.hnsw.efSearch = candidates
                 _, near = graph.search(queries, FOUND)
                 recall = np.mean([len({*a} & {*b}) / FOUND for a, b in zip(exact, near, strict=True)])
                 rows[str(candidates)] = round(float(recall), 4)
             print(name, len(documents), layer, rows, flush=True)
-    return found
+    return recalls
 
 
 def main(arguments: list[str]) -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
+    argument_parser(__doc__).parse_args(arguments)
     faiss.omp_set_num_threads(1)
-    about = {
+    described = {
         "command": "python -m benchmarks.static_graphs",
         "metric": "collection -> layer of the queries -> candidates -> recall@10",
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread",
-        "versions": {"torch": torch.__version__, "faiss": faiss.__version__},
-        "commit": commit(),
+        **about(packages=("faiss-cpu",)),
     }
-    content = json.dumps({**about, "found": measure()}, indent=1)
+    content = json.dumps({**described, "found": measure()}, indent=1)
     (RESULTS / "static_graphs.json").write_text(content + "\n", encoding="utf-8")
 
 

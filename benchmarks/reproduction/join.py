@@ -20,7 +20,6 @@ Texts are encoded once, into runs/join. Interrupted, call again to continue. `--
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -33,8 +32,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss, normalize
 
-from benchmarks.reproduction.exits import RESULTS
-from benchmarks.reproduction.study import add_results, tests_there
+from benchmarks.reproduction.study import add_results, finished, tests_there
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.evaluation import GridEncoder
@@ -45,7 +43,6 @@ from m3bert.trainers import Granularity, Grid
 
 
 FOLDER = Path("runs/join")
-FILE = RESULTS / "join.json"
 MAX_LENGTH = 64
 PAIRS = (100, 500, 1000, 2000, 5000)
 COLLECTIONS = ("cranfield", "cisi", "npl")
@@ -142,41 +139,36 @@ METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor], Map]] = {
 
 def direction(queries: Encoder, index: Encoder, tests: dict[str, Any], about: dict[str, Any]) -> None:
     """The scores of all maps from one encoder to another, and of the index's own queries."""
-    vectors, theirs, own = {}, {}, {}
+    documents, states, of_index = {}, {}, {}
     for name, test in tests.items():
-        documents = normalize(index.states(name, test.texts["documents"], "document"))
-        vectors[name] = {"documents": documents}
-        theirs[name] = queries.states(f"{name}-queries", test.texts["queries"], "query")
-        own[name] = normalize(index.states(f"{name}-queries", test.texts["queries"], "query"))
+        documents[name] = normalize(index.states(name, test.texts["documents"], "document"))
+        states[name] = queries.states(f"{name}-queries", test.texts["queries"], "query")
+        of_index[name] = normalize(index.states(f"{name}-queries", test.texts["queries"], "query"))
 
     def scores(mapped: dict[str, torch.Tensor]) -> dict[str, dict[Any, float]]:
-        found: dict[str, dict[Any, float]] = {}
+        scored: dict[str, dict[Any, float]] = {}
         for name, test in tests.items():
-            its, best = ({**vectors[name], "queries": normalize(each[name])} for each in (mapped, own))
-            near, nearest = (test.nearest(each, 10).rows for each in (its, best))
+            sides, best = (
+                {"documents": documents[name], "queries": normalize(each[name])} for each in (mapped, of_index)
+            )
+            near, nearest = (test.nearest(each, 10).rows for each in (sides, best))
             same = np.mean([len({*a} & {*b}) / 10 for a, b in zip(near, nearest, strict=True)])
-            found[name] = {"ndcg@10": test.score(its)["ndcg@10"], "top ten": float(same)}
-        return found
+            scored[name] = {"ndcg@10": test.score(sides)["ndcg@10"], "top ten": float(same)}
+        return scored
 
-    add_results(FILE, {index.name: {"0": scores(own)}}, about)
+    add_results("join", {index.name: {"0": scores(of_index)}}, about)
     inputs = torch.cat([queries.states(name, test.texts["documents"], "query") for name, test in tests.items()])
     order = list(range(len(inputs)))
     random.Random(0).shuffle(order)
-    inputs, targets = inputs[order], torch.cat([each["documents"] for each in vectors.values()])[order]
+    inputs, targets = inputs[order], torch.cat([*documents.values()])[order]
     for pairs in PAIRS:
         for method, fit in METHODS.items() if pairs <= len(inputs) else ():
             run = f"{queries.name} to {index.name}, {pairs} pairs, {method}"
-            if run not in finished(about):
+            if run not in finished("join", about):
                 fitted = fit(inputs[:pairs], targets[:pairs])
-                found = scores({name: fitted(states) for name, states in theirs.items()})
-                print(run, found, flush=True)
-                add_results(FILE, {run: {"0": found}}, about)
-
-
-def finished(about: dict[str, Any]) -> set[str]:
-    """The runs that have scores in this study."""
-    found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
-    return {*found["scores"]} if all(found.get(key) == value for key, value in about.items()) else set()
+                run_scores = scores({name: fitted(rows) for name, rows in states.items()})
+                print(run, run_scores, flush=True)
+                add_results("join", {run: {"0": run_scores}}, about)
 
 
 def main(arguments: list[str]) -> None:

@@ -19,10 +19,9 @@ Interrupted, call again to continue.
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,14 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RESULTS, RETRIEVAL_TESTS, sources
-from benchmarks.reproduction.paths import finished, fitted
-from benchmarks.reproduction.study import add_results, tests_there
+from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, PASSAGES, RETRIEVAL_TESTS, sources
+from benchmarks.reproduction.paths import exported, fitted, listed
+from benchmarks.reproduction.study import add_run, computed_once, documents_there, finished, tests_there
 from benchmarks.reproduction.training_data import Pair, training_pairs
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.data.stdlib_docs import module_pairs
-from m3bert.evaluation.evaluators import Retrieval
 from m3bert.hub_cards.checkpoint import Checkpoint
-from m3bert.hub_cards.native_export import export_native
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.trainers import Granularity
 
@@ -53,7 +50,6 @@ TRAINING: dict[str, Any] = {
     "max_length": {"query": 32, "document": 96},
     "seed": 0,
 }
-PASSAGES = ("news passages", "brown passages", "web passages", "wikipedia")
 TESTS = [*RETRIEVAL_TESTS, "msmarco-mini"]
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -61,8 +57,7 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+")
 def pairs_of(data: Path) -> list[Pair]:
     """The training pairs, in a fixed random order."""
     of_passages = [text for name, texts in sources(data).items() if name in PASSAGES for text in texts]
-    for evaluator in tests_there(["msmarco-mini"], data).values():
-        of_passages += evaluator.texts["documents"]
+    of_passages += documents_there("msmarco-mini", data)
     pairs = [(pair.summary, pair.body) for pair in module_pairs()]
     for text in of_passages:
         first, *rest = SENTENCE.split(text, maxsplit=1)
@@ -108,14 +103,6 @@ def trained(data: Path) -> Path:
     return folder
 
 
-def documents_of(model: Any, name: str, test: str, texts: list[str]) -> list[torch.Tensor]:
-    """Token vectors of documents, which are computed once."""
-    file = FOLDER / f"late-{name}-{test}.pt"
-    if not file.is_file():
-        torch.save([vectors.half().clone() for vectors in model.encode_document(texts)], file)
-    return [vectors.float() for vectors in torch.load(file)]
-
-
 def scored(model: Any, evaluator: Any, queries: Any, documents: list[torch.Tensor]) -> float:
     """nDCG@10 of queries against documents by MaxSim."""
     scores = model.similarity(queries, documents)
@@ -123,44 +110,46 @@ def scored(model: Any, evaluator: Any, queries: Any, documents: list[torch.Tenso
     return evaluator.score_ranked(rows)[evaluator.main_metric]
 
 
-def score(folders: Mapping[int, Path], tests: Mapping[str, Retrieval], about: Mapping[str, Any]) -> None:
+def documents_of(model: Any, depth: int, test: str, texts: Sequence[str]) -> list[torch.Tensor]:
+    """Token vectors of documents, which are computed once."""
+
+    def encode() -> list[torch.Tensor]:
+        return [vectors.half().clone() for vectors in model.encode_document(list(texts))]
+
+    return [vectors.float() for vectors in computed_once(FOLDER / f"late-{depth}-{test}.pt", encode)]
+
+
+def score(folders: Mapping[int, Path], tests: Mapping[str, Any], about: dict[str, Any]) -> None:
     """Score the sizes, one after the other; the last one is the whole encoder."""
     from sentence_transformers import MultiVectorEncoder
 
-    file, last = RESULTS / "late.json", max(folders)
+    last = max(folders)
     if "BM25" not in finished("late"):
-        found = {test: {Granularity(0, TOKEN_DIMS): its.score_bm25()[its.main_metric]} for test, its in tests.items()}
-        add_results(file, {"BM25": {"0": found}}, dict(about))
+        scores = {test: evaluator.score_bm25()[evaluator.main_metric] for test, evaluator in tests.items()}
+        add_run("late", "BM25", scores, Granularity(0, TOKEN_DIMS), about)
     models = {depth: MultiVectorEncoder(str(folder), device="cpu") for depth, folder in folders.items()}
     for depth in sorted(folders, reverse=True):
-        model, found = models[depth], {}
-        layers = ",".join(map(str, Checkpoint(FOLDER / "paths-late").source_layers(depth)))
+        model, scores = models[depth], {}
+        layers = listed(Checkpoint(FOLDER / "paths-late").source_layers(depth))
         if layers in finished("late"):
             continue
         for test, evaluator in tests.items():
-            queries, texts = model.encode_query(list(evaluator.texts["queries"])), [*evaluator.texts["documents"]]
-            documents = documents_of(models[last], str(last), test, texts)
-            size = Granularity(depth, TOKEN_DIMS)
-            found[f"{test} asymmetric"] = {size: scored(model, evaluator, queries, documents)}
+            queries, texts = model.encode_query(list(evaluator.texts["queries"])), evaluator.texts["documents"]
+            documents = documents_of(models[last], last, test, texts)
+            scores[f"{test} asymmetric"] = scored(model, evaluator, queries, documents)
             if depth < last and test != "npl":  # the largest collection
-                documents = documents_of(model, str(depth), test, texts)
-                found[f"{test} symmetric"] = {size: scored(model, evaluator, queries, documents)}
-        add_results(file, {layers: {"0": found}}, dict(about))
-        print(layers, {test: round(100 * next(iter(its.values())), 1) for test, its in found.items()}, flush=True)
+                documents = documents_of(model, depth, test, texts)
+                scores[f"{test} symmetric"] = scored(model, evaluator, queries, documents)
+        add_run("late", layers, scores, Granularity(depth, TOKEN_DIMS), about)
 
 
 def main(arguments: list[str]) -> None:
     argument_parser(__doc__).parse_args(arguments)
     data = data_folder()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    folder = fitted("late", str(trained(data)), data)
-    spec = Elasticity.of(Checkpoint(folder).config)
-    folders = {Checkpoint(folder).full.layer: trained(data)}
-    for depth in spec.depths:
-        folders[depth] = FOLDER / f"paths-late-{depth}-layers"
-        if not folders[depth].is_dir():
-            size = Granularity(depth, Checkpoint(folder).full.dim)
-            export_native(Checkpoint(folder), folders[depth], size)
+    source = trained(data)
+    checkpoint = Checkpoint(fitted("late", str(source), data))
+    spec = Elasticity.of(checkpoint.config)
+    folders = {depth: exported(checkpoint, depth, "paths-late") for depth in spec.depths}
     names = ("texts", "sources", "max_length", "paths", "candidates", "retrieval")
     about = {
         "command": "python -m benchmarks.reproduction.late",
@@ -168,8 +157,7 @@ def main(arguments: list[str]) -> None:
         "seed": "0: the Dense module, and the order of the pairs",
         "metric": "nDCG@10; run -> seed -> test -> granularity of the queries",
     }
-    tests: Any = tests_there(TESTS, data)
-    score(folders, tests, json.loads(json.dumps(about)))
+    score(folders | {checkpoint.full.layer: source}, tests_there(TESTS, data), about)
 
 
 if __name__ == "__main__":

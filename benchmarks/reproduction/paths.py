@@ -26,21 +26,30 @@ with both sides of the path, and with its queries and texts of the whole model. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RESULTS, RETRIEVAL_TESTS, STS_TESTS, sources
-from benchmarks.reproduction.study import add_results, tests_there
+from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RETRIEVAL_TESTS, STS_TESTS, sources
+from benchmarks.reproduction.study import (
+    add_run,
+    computed_once,
+    documents_there,
+    encoder_parser,
+    finished,
+    main_score,
+    source_of,
+    tests_there,
+)
 from m3bert.commands import fit
 from m3bert.commands.command import run_command
-from m3bert.commands.sources import data_folder, default_base
+from m3bert.commands.sources import data_folder
 from m3bert.exits.layer_lists import candidates_of, neighbours_of
 from m3bert.exits.passes import RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
@@ -51,6 +60,7 @@ from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, nested_states, truncate
+from m3bert.utils.durable import replacing_files
 
 
 DEPTHS = {"minilm": [2, 3, 4], "e5": [4, 6, 8], "mpnet": [4, 6, 8], "late": [2, 3, 4]}
@@ -77,34 +87,41 @@ def about(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def finished(file: str) -> set[str]:
-    """The runs that have scores in a results file."""
-    results = RESULTS / f"{file}.json"
-    return {*json.loads(results.read_text(encoding="utf-8"))["scores"]} if results.is_file() else set()
+def listed(layers: Sequence[int]) -> str:
+    """A list of layers, as the results file names its run."""
+    return ",".join(map(str, layers))
 
 
 def texts_of(name: str, data: Path) -> dict[str, list[str]]:
     """Source -> its texts, for the fit of an encoder."""
     step = SHARE[name]
-    passages = {
-        test: [*its.texts["documents"]][:: step // 4] for test, its in tests_there(["msmarco-mini"], data).items()
-    }
-    return {kind: texts[::step] for kind, texts in sources(data).items()} | passages
+    texts = {kind: texts[::step] for kind, texts in sources(data).items()}
+    texts["msmarco-mini"] = documents_there("msmarco-mini", data)[:: max(1, step // 4)]
+    return {kind: rows for kind, rows in texts.items() if rows}
 
 
 def fitted(name: str, source: str, data: Path) -> Path:
     """The elastic repository of an encoder, which is fitted once."""
     folder, texts = FOLDER / f"paths-{name}", FOLDER / f"paths-texts-{name}"
-    if not folder.is_dir():
+    if not (folder / "config.json").is_file():
         texts.mkdir(parents=True, exist_ok=True)
         files = []
-        for kind, its in texts_of(name, data).items():
+        for kind, rows in texts_of(name, data).items():
             files.append(texts / f"{kind.replace(' ', '_')}.jsonl")
-            files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in its), encoding="utf-8")
+            files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in rows), encoding="utf-8")
         options = ["--max_length", str(MAX_LENGTH), "--depths", *map(str, DEPTHS[name])]
         start = time.perf_counter()
         fit.main([source, str(folder), "--files", *map(str, files), *options])
         (folder / "seconds").write_text(str(round(time.perf_counter() - start)))
+    return folder
+
+
+def exported(checkpoint: Checkpoint, depth: int, name: str) -> Path:
+    """The native export of a path, which is written once."""
+    folder = FOLDER / f"{name}-{depth}-layers"
+    if not (folder / "config.json").is_file():
+        with replacing_files(folder) as draft:
+            export_native(checkpoint, draft, Granularity(depth, checkpoint.full.dim))
     return folder
 
 
@@ -122,52 +139,45 @@ def embed(folder: Path, side: str, texts: Sequence[str], depth: int | None = Non
 
 def documents_of(name: str, folder: Path, tests: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Test -> embeddings of its documents by an encoder, which are computed once."""
-    found = {}
-    for test, evaluator in tests.items():
-        file = FOLDER / f"paths-{name}-{test}.pt"
-        if not file.is_file():
-            torch.save(embed(folder, "documents", list(evaluator.texts["documents"])), file)
-        found[test] = torch.load(file)
-    return found
+    return {
+        test: computed_once(
+            FOLDER / f"paths-{name}-{test}.pt", partial(embed, folder, "documents", evaluator.texts["documents"])
+        )
+        for test, evaluator in tests.items()
+    }
 
 
 def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
     """Score the whole encoder, the table and the paths of an elastic repository, one after the other."""
-    config = Checkpoint(folder).config
-    spec, width, last = Elasticity.of(config), config.hidden_size, config.num_hidden_layers
+    checkpoint = Checkpoint(folder)
+    spec, last, width = Elasticity.of(checkpoint.config), checkpoint.full.layer, checkpoint.full.dim
     names = ("texts", "sources", "max_length", "prompts", "paths", "candidates", "retrieval")
     record = {key: (spec.fit or {}).get(key) for key in names}
     record["seconds"] = int((folder / "seconds").read_text())
-    tests, symmetric = tests_there(TESTS[name], data), tests_there(SYMMETRIC[name], data)
-    depths, paths = [depth for depth in sorted(spec.depths) if depth], {}
-    for depth in depths:
-        paths[depth] = FOLDER / f"paths-{name}-{depth}-layers"
-        if not paths[depth].is_dir():
-            export_native(Checkpoint(folder), paths[depth], Granularity(depth, width))
+    tests = tests_there(TESTS[name], data)
+    symmetric = tests_there(SYMMETRIC[name], data) if SYMMETRIC[name] else {}
+    depths = [depth for depth in sorted(spec.depths) if depth]
+    paths = {depth: exported(checkpoint, depth, f"paths-{name}") for depth in depths}
     documents = documents_of(name, Path(source), tests)
-    few = {its: tests[its] for its in tests if its != "npl"}  # the largest collection
+    few = {test: evaluator for test, evaluator in tests.items() if test != "npl"}  # the largest collection
     by_path = documents_of(f"{name}-{depths[-1]}", paths[depths[-1]], few)
     runs = {"full": (last, Path(source)), "table": (0, folder)}
-    runs |= {",".join(map(str, spec.depths[depth])): (depth, paths[depth]) for depth in depths}
+    runs |= {listed(spec.depths[depth]): (depth, paths[depth]) for depth in depths}
     for run, (depth, loaded) in runs.items():
         if run in finished(f"paths_{name}"):
             continue
-        scores: dict[str, dict[Granularity, float]] = {}
-
-        def add(test: str, evaluator: Any, vectors: Any, scores: Any = scores, depth: int = depth) -> None:
-            scores[test] = {Granularity(depth, width): evaluator.score(vectors)[evaluator.main_metric]}
-
+        scores: dict[str, float] = {}
         for test, evaluator in tests.items():
-            queries = embed(loaded, "queries", list(evaluator.texts["queries"]), None if depth else 0)
-            add(f"{test} asymmetric", evaluator, {"queries": queries, "documents": documents[test]})
+            queries = embed(loaded, "queries", evaluator.texts["queries"], None if depth else 0)
+            sides = {"queries": queries, "documents": documents[test]}
+            scores[f"{test} asymmetric"] = main_score(evaluator, sides)
             if depth in depths and test in by_path:
-                both = {"queries": queries, "documents": by_path[test]}
-                add(f"{test} documents by {depths[-1]} layers", evaluator, both)
+                sides = {"queries": queries, "documents": by_path[test]}
+                scores[f"{test} documents by {depths[-1]} layers"] = main_score(evaluator, sides)
         for test, evaluator in symmetric.items() if depth in (last, depths[-1]) else ():
-            sides = {side: embed(loaded, "queries", list(texts)) for side, texts in evaluator.texts.items()}
-            add(test, evaluator, sides)
-        add_results(RESULTS / f"paths_{name}.json", {run: {"0": scores}}, about(name, {"fit": record}))
-        print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in scores.items()}, flush=True)
+            sides = {side: embed(loaded, "queries", texts) for side, texts in evaluator.texts.items()}
+            scores[test] = main_score(evaluator, sides)
+        add_run(f"paths_{name}", run, scores, Granularity(depth, width), about(name, {"fit": record}))
 
 
 @torch.no_grad()
@@ -175,36 +185,33 @@ def score_candidates(name: str, source: str, data: Path) -> None:
     """Score many lists of layers for each depth, one after the other."""
     model, tokenizer = make_elastic(AutoModel.from_pretrained(source).eval()), AutoTokenizer.from_pretrained(source)
     settings = EmbeddingSettings.of(model) or EmbeddingSettings()
-    asked, prompts = settings.prompts.get("query", ""), list(settings.prompts.values()) or [""]
+    prompt, prompts = settings.prompts.get("query", ""), list(settings.prompts.values()) or [""]
     last, width = model.config.num_hidden_layers, model.config.hidden_size
     tests = tests_there(TESTS[name], data)
     documents = documents_of(name, Path(source), tests)
+    truncated = {"truncation": True, "max_length": MAX_LENGTH}
     ids = {
-        test: tokenizer([asked + text for text in its.texts["queries"]], truncation=True, max_length=MAX_LENGTH)[
-            "input_ids"
-        ]
-        for test, its in tests.items()
+        test: tokenizer([prompt + text for text in evaluator.texts["queries"]], **truncated)["input_ids"]
+        for test, evaluator in tests.items()
     }
     texts = TokenizedTexts(texts_of(name, data), tokenizer, MAX_LENGTH, prompts)
     model.set_depths()
     raw = RawStates(model, tokenizer, settings.pooling, 64)
     splits = [layers for depth in DEPTHS[name] for layers in candidates_of(depth, last)]
-    lists = [*dict.fromkeys(its for layers in splits for its in (layers, *neighbours_of(layers)))]
-    lists = [its for its in lists if ",".join(map(str, its)) not in finished(f"candidates_{name}")]
+    lists = [*dict.fromkeys(each for layers in splits for each in (layers, *neighbours_of(layers)))]
+    lists = [layers for layers in lists if listed(layers) not in finished(f"candidates_{name}")]
     groups = TextPasses(raw, texts, None, None).sampled(CANDIDATE_TEXTS)
+    settings_of = {"texts": len(texts), "texts of a refit": CANDIDATE_TEXTS}
     for start in range(0, len(lists), AT_ONCE):
         for path in fit_paths(raw, groups, lists[start : start + AT_ONCE], "Refitting layers"):
-            run, depth = ",".join(map(str, path.fit.layers)), len(path.fit.layers)
+            depth, scores = len(path.fit.layers), dict[str, float]()
             model.set_depths(paths={depth: (path.fit.layers, path.tensors)})
-            found = {}
             for test, evaluator in tests.items():
                 queries = truncate(raw.pooled(ids[test], [depth])[depth], width, normalize=True)
-                score = evaluator.score({"queries": queries, "documents": documents[test]})[evaluator.main_metric]
-                found[f"{test} asymmetric"] = {Granularity(depth, width): score}
-            settings_of = {"texts": len(texts), "texts of a refit": CANDIDATE_TEXTS}
-            file = RESULTS / f"candidates_{name}.json"
-            add_results(file, {run: {"0": found}}, about(f"{name} --candidates", settings_of))
-            print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in found.items()}, flush=True)
+                sides = {"queries": queries, "documents": documents[test]}
+                scores[f"{test} asymmetric"] = main_score(evaluator, sides)
+            described = about(f"{name} --candidates", settings_of)
+            add_run(f"candidates_{name}", listed(path.fit.layers), scores, Granularity(depth, width), described)
         model.set_depths()
 
 
@@ -214,14 +221,13 @@ def score_decoder(source: str, data: Path) -> None:
     model = make_elastic(AutoModel.from_pretrained(source).eval())
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    every = [text for its in sources(data).values() for text in its]
-    step = len(every) // (2 * DECODER_TEXTS)  # spread over all sources
+    every = [text for texts in sources(data).values() for text in texts]
+    step = max(1, len(every) // (2 * DECODER_TEXTS))  # spread over all sources
     some = every[::step][: 2 * DECODER_TEXTS]
     ids = tokenizer(some, truncation=True, max_length=DECODER_LENGTH)["input_ids"]
-    of_refit = [TokenizedText("texts", text, its) for text, its in zip(some[::2], ids[::2], strict=True)]
+    of_refit = [TokenizedText("texts", text, tokens) for text, tokens in zip(some[::2], ids[::2], strict=True)]
     depth, last, width = len(DECODER_PATH), model.config.num_hidden_layers, model.config.hidden_size
-    raw, found = RawStates(model, tokenizer, "mean", 64), {}
-    (path,) = fit_paths(raw, [of_refit], [DECODER_PATH])
+    (path,) = fit_paths(RawStates(model, tokenizer, "mean", 64), [of_refit], [DECODER_PATH])
     print(path.fit, flush=True)
     settings: dict[str, Any] = {
         "texts": DECODER_TEXTS,
@@ -229,9 +235,9 @@ def score_decoder(source: str, data: Path) -> None:
         "tokens": sum(map(len, ids[::2])),
     }
     settings |= {
-        "layers": ",".join(map(str, DECODER_PATH)),
+        "layers": listed(DECODER_PATH),
         "borrowed": path.fit.borrowed,
-        "r_squared": [its and round(its, 4) for its in path.fit.r_squared],
+        "r_squared": [value and round(value, 4) for value in path.fit.r_squared],
     }
     for run, matrices in (("plain", {}), ("refitted", path.tensors)):
         model.set_depths(paths={depth: (DECODER_PATH, matrices)})
@@ -239,35 +245,28 @@ def score_decoder(source: str, data: Path) -> None:
         for start in range(1, len(ids), 32):
             inputs = tokenizer.pad({"input_ids": ids[start : start + 32 : 2]}, return_tensors="pt")
             pooled = nested_states(model, inputs, [depth, last], exits=False)
-            for layer, its in states.items():
-                its.append(truncate(pooled.pooled(layer, "mean"), width, normalize=True))
+            for layer, batches in states.items():
+                batches.append(truncate(pooled.pooled(layer, "mean"), width, normalize=True))
         short, whole = (torch.cat(states[layer]) for layer in (depth, last))
-        found[run] = {"0": {
-            "nearest ten": {Granularity(depth, width): kept(short, short, whole)},
-            "nearest ten asymmetric": {Granularity(depth, width): kept(short, whole, whole)},
-        }}  # fmt: skip
-        print(run, found[run], flush=True)
-    add_results(RESULTS / "paths_smollm2.json", found, about("smollm2", settings))
+        scores = {"nearest ten": nearest_kept(short, short, whole)}
+        scores["nearest ten asymmetric"] = nearest_kept(short, whole, whole)
+        add_run("paths_smollm2", run, scores, Granularity(depth, width), about("smollm2", settings))
 
 
-def kept(queries: torch.Tensor, texts: torch.Tensor, whole: torch.Tensor) -> float:
+def nearest_kept(queries: torch.Tensor, texts: torch.Tensor, whole: torch.Tensor) -> float:
     """The share of the ten nearest other texts of the whole model that queries find among texts."""
-    near = [
-        (its @ other.T).fill_diagonal_(-torch.inf).topk(10).indices
-        for its, other in ((queries, texts), (whole, whole))
-    ]
-    return float((near[0][:, :, None] == near[1][:, None]).any(dim=2).float().mean())
+    near, nearest = (
+        (side @ other.T).fill_diagonal_(-torch.inf).topk(10).indices
+        for side, other in ((queries, texts), (whole, whole))
+    )
+    return float((near[:, :, None] == nearest[:, None]).any(dim=2).float().mean())
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("encoder", choices=[*TESTS, "smollm2"], help="the encoder")
-    parser.add_argument("--model", help="its folder; minilm has a package")
+    parser = encoder_parser(__doc__, [*TESTS, "smollm2"])
     parser.add_argument("--candidates", action="store_true", help="score many lists of layers")
     options = parser.parse_args(arguments)
-    if options.model is None and options.encoder != "minilm":
-        raise ValueError(f"{options.encoder} needs --model, the folder of the encoder.")
-    data, source = data_folder(), options.model or default_base()
+    data, source = data_folder(), source_of(options)
     if options.encoder == "smollm2":
         score_decoder(source, data)
     elif options.candidates:

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.reproduction.report import Difference, measured, runs_on
 from benchmarks.reproduction.run import read_runs
 from benchmarks.reproduction.studies import STUDIES
-from benchmarks.reproduction.tables import Found, results
+from benchmarks.reproduction.tables import Content, results
 
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -55,9 +55,9 @@ def arrow(x: float, top: float, bottom: float) -> str:
     )
 
 
-def picture(found: Found) -> str:
+def picture(content: Content) -> str:
     """The SVG file of a run of the quickstart."""
-    sizes = found["granularities"]
+    sizes = content["granularities"]
     whole = sizes["6x384"]["fitted"]["recall@10"]
     drawn = [
         box(0, 0, WIDTH, HEIGHT, "#ffffff", 14, f'stroke="{FAINT}"'),
@@ -72,17 +72,17 @@ def picture(found: Found) -> str:
         text(150, 338, "one index", 17, DEEP, 600),
     ]
     for place, (size, words) in enumerate(QUERIES.items()):
-        middle, its = 385 + 160 * place, sizes[size]
-        layers = found["layers"].get(size.partition("x")[0], ALL)
+        middle, scores = 385 + 160 * place, sizes[size]
+        layers = content["layers"].get(size.partition("x")[0], ALL)
         drawn += [
             stack(middle - 55, 262, 110, layers),
             text(middle, 290, words, 15, GREY),
-            text(middle, 330, f"{100 * its['fitted']['recall@10'] / whole:.0f}%", 30, DEEP, 700),
-            text(middle, 358, f"{its['ms_per_query']:.1f} ms", 17, INK, 600),
+            text(middle, 330, f"{100 * scores['fitted']['recall@10'] / whole:.0f}%", 30, DEEP, 700),
+            text(middle, 358, f"{scores['ms_per_query']:.1f} ms", 17, INK, 600),
         ]
     note = (
-        f"Recall@10 kept and time of a query: all-MiniLM-L6-v2 after a fit without training, {found['test_pairs']} "
-        f"held-out queries of Python's documentation, {found['machine'].split(',')[1].strip()}."
+        f"Recall@10 kept and time of a query: all-MiniLM-L6-v2 after a fit without training, {content['test_pairs']} "
+        f"held-out queries of Python's documentation, {content['machine'].split(',')[1].strip()}."
     )
     drawn.append(text(WIDTH / 2, HEIGHT - 26, note, 13, GREY))
     return svg(HEIGHT, note, drawn)
@@ -99,21 +99,25 @@ def differences() -> str:
     """The SVG file of the claims of the study `elimination`: how far each method is above or below MRL."""
     study = STUDIES["elimination"]
     runs = runs_on(study, read_runs(study), study.backbones[0])
-    found = {(claim.better, claim.sizes): measured(study, claim, runs) for claim in study.claims}
-    names, sizes = dict.fromkeys(name for name, _ in found), dict.fromkeys(size for _, size in found)
-    most = max(abs(its.mean) + its.half_width for its in found.values() if isinstance(its, Difference))
+    by_claim = {(claim.better, claim.sizes): measured(study, claim, runs) for claim in study.claims}
+    names, sizes = dict.fromkeys(name for name, _ in by_claim), dict.fromkeys(size for _, size in by_claim)
+    most = max(
+        abs(difference.mean) + difference.half_width
+        for difference in by_claim.values()
+        if isinstance(difference, Difference)
+    )
     zero, scale, height = 640, 400 / most, 60 + 52 * len(names)
     drawn = [text(zero, 26, "points above or below MRL, 95% interval over seeds", 15, GREY)]
     for row, name in enumerate(names):
         drawn.append(text(120, 66 + 52 * row, name, 15))
         for place, size in enumerate(sizes):
-            its = found[name, size]
-            if not isinstance(its, Difference):
-                raise ValueError(f"{name} at {size}: {its}.")
+            difference = by_claim[name, size]
+            if not isinstance(difference, Difference):
+                raise ValueError(f"{name} at {size}: {difference}.")
             y, color = 44 + 52 * row + 18 * place, (DEEP, TABLE[1])[place]
             drawn += [
-                interval(zero, y, scale * its.half_width, scale * its.mean, color),
-                text(WIDTH - 40, y + 12, f"{its.mean:+.1f}", 13, color, 600),
+                interval(zero, y, scale * difference.half_width, scale * difference.mean, color),
+                text(WIDTH - 40, y + 12, f"{difference.mean:+.1f}", 13, color, 600),
             ]
     drawn.append(f'<path d="M{zero} 36 V{height - 20}" stroke="{GREY}" stroke-width="1"/>')
     legend = f"upper bar: {[*sizes][0].partition('x')[2]} dims; lower bar: {[*sizes][1].partition('x')[2]} dims"

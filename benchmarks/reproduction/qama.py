@@ -41,10 +41,10 @@ from m3bert.trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddi
 
 
 FOLDER = Path("runs/qama")
-RESULTS = Path(__file__).with_name("results")
 DIMS = [96, 192, 384]
 CODES = ["qama-2", "qama-1.5", "qama-hybrid", "qama-1", "qama-0.5"]
 SHORTLIST = 100
+CENTROIDS = 256  # of product quantisation, in 8 bits
 TRAINING: dict[str, Any] = {
     "grid": f"{DEPTH}x48,96,192,384",
     "max_steps": 300,
@@ -83,8 +83,8 @@ Vectors = Mapping[str, torch.Tensor]
 def embeddings(data: Path, name: str) -> dict[str, dict[str, torch.Tensor]]:
     """Collection -> name of its texts -> embeddings of the last layer."""
     states = raw_states(data, name)
-    wanted = [task for task in states if task in (*RETRIEVAL_TESTS, "msmarco-mini")]
-    return {task: {side: layers[DEPTH] for side, layers in states[task].items()} for task in wanted}
+    collections = [task for task in states if task in (*RETRIEVAL_TESTS, "msmarco-mini")]
+    return {task: {side: layers[DEPTH] for side, layers in states[task].items()} for task in collections}
 
 
 def training_texts(data: Path) -> dict[str, torch.Tensor]:
@@ -130,23 +130,23 @@ def score(
     float query against the codes, `"re-scored"` the first 100 by int8, and `"re-scored by codes"` by a float query
     against the codes.
     """
-    found: dict[str, dict[Granularity, float]] = {
+    scores: dict[str, dict[Granularity, float]] = {
         way: {} for way in ("", "asymmetric", "re-scored", "re-scored by codes")
     }
     for dim in DIMS:
-        kept = {name: truncate(side, dim) for name, side in vectors.items()}
-        exact = vectors_in_precision(kept, ["documents"], Granularity(DEPTH, dim, "int8"))
+        prefixes = {name: truncate(side, dim) for name, side in vectors.items()}
+        exact = vectors_in_precision(prefixes, ["documents"], Granularity(DEPTH, dim, "int8"))
         for code in codes:
             g = Granularity(DEPTH, dim, code)
             coded = vectors_in_precision(vectors, ["documents"], g, quantizer)
             floats = vectors_in_precision(vectors, ["documents"], g, quantizer, float_queries=True)
             ranked = exact_search(coded["queries"], coded["documents"], SHORTLIST)
-            found[""][g] = ndcg(evaluator, ranked)
-            found["asymmetric"][g] = ndcg(evaluator, exact_search(floats["queries"], floats["documents"], 10))
+            scores[""][g] = ndcg(evaluator, ranked)
+            scores["asymmetric"][g] = ndcg(evaluator, exact_search(floats["queries"], floats["documents"], 10))
             for way, sides in (("re-scored", exact), ("re-scored by codes", floats)):
                 again = rerank(sides["queries"], sides["documents"], ranked, [SHORTLIST])[SHORTLIST]
-                found[way][g] = ndcg(evaluator, again)
-    return found
+                scores[way][g] = ndcg(evaluator, again)
+    return scores
 
 
 def agreement(vectors: Vectors, codes: Sequence[str], quantizer: M3BertQuantizer) -> dict[Granularity, float]:
@@ -156,51 +156,46 @@ def agreement(vectors: Vectors, codes: Sequence[str], quantizer: M3BertQuantizer
     """
     sides = {"queries": vectors["documents"][:500], "documents": vectors["documents"]}
     exact = exact_search(sides["queries"], sides["documents"], 11)
-    found = {}
+    shares = {}
     for g in (Granularity(DEPTH, dim, code) for code in codes for dim in DIMS):
         coded = vectors_in_precision(sides, ["documents"], g, quantizer)
         ranked = exact_search(coded["queries"], coded["documents"], 11)
-        found[g] = mean(
-            len(others(row, ours) & others(row, its)) / 10
-            for row, (ours, its) in enumerate(zip(ranked.tolist(), exact.tolist(), strict=True))
+        shares[g] = mean(
+            len(others(row, by_codes) & others(row, by_floats)) / 10
+            for row, (by_codes, by_floats) in enumerate(zip(ranked.tolist(), exact.tolist(), strict=True))
         )
-    return found
+    return shares
 
 
 def others(row: int, ranked: list[int]) -> set[int]:
     """The first ten documents but the one that was asked for, which finds itself."""
-    return set([found for found in ranked if found != row][:10])
+    return set([other for other in ranked if other != row][:10])
 
 
 def product_quantization(evaluator: Retrieval, vectors: Vectors, train: torch.Tensor) -> dict[int, float]:
     """Bytes per vector -> nDCG@10 of faiss' product quantisation, with codebooks of the training texts."""
     sides = {name: torch.nn.functional.normalize(side, dim=1).numpy() for name, side in vectors.items()}
-    found = {}
+    scores = {}
     for size in (12, 24, 48, 96, 128):
         index = faiss.IndexPQ(WIDTH, size, 8, faiss.METRIC_INNER_PRODUCT)
         index.train(torch.nn.functional.normalize(train, dim=1).numpy())
         index.add(sides["documents"])
-        found[size] = ndcg(evaluator, index.search(sides["queries"], 10)[1])
-    return found
+        scores[size] = ndcg(evaluator, index.search(sides["queries"], 10)[1])
+    return scores
 
 
 def scalar_codes(evaluator: Retrieval, vectors: Vectors) -> dict[Granularity, float]:
     """float32, int8 and binary of sentence-transformers, int4 of faiss, at dims of the same bytes as QAMA's codes."""
     sizes = {"float32": [12, 24, 36, *DIMS], "int8": [24, 48, 78, 96, 144, *DIMS[1:]], "binary": DIMS}
     sizes["int4"] = [48, 96, 156, 192, 288, 384]
-    found = {}
+    scores = {}
     for code, dims in sizes.items():
         for dim in dims:
             g = Granularity(DEPTH, dim, code)
             prefixes = {name: truncate(side, dim) for name, side in vectors.items()}
             coded = vectors_in_precision(prefixes, ["documents"], g)
-            found[g] = ndcg(evaluator, exact_search(coded["queries"], coded["documents"], 10))
-    return found
-
-
-def named(test: str, way: str) -> str:
-    """A test searched in one way, as the results file calls it."""
-    return f"{test} {way}".strip()
+            scores[g] = ndcg(evaluator, exact_search(coded["queries"], coded["documents"], 10))
+    return scores
 
 
 def about(development: bool) -> dict[str, Any]:
@@ -220,12 +215,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--baselines", action="store_true", help="score codes that are not trained")
     options = parser.parse_args(arguments)
     data = data_folder()
-    file = RESULTS / ("qama_development.json" if options.development else "qama.json")
+    file = "qama_development" if options.development else "qama"
     vectors = embeddings(data, "development" if options.development else "tests")
     every: Any = evaluators(data, options.development)
     tests = [test for test in every if test in (*RETRIEVAL_TESTS, "msmarco-mini")]
     if options.baselines:
         train = torch.stack(list(training_texts(data).values()))
+        if len(train) < CENTROIDS:
+            raise ValueError(f"{len(train)} texts are too few for product quantisation: {CENTROIDS} are the minimum.")
         baselines = {test: scalar_codes(every[test], vectors[test]) for test in tests}
         products: Any = {test: product_quantization(every[test], vectors[test], train) for test in tests}
         add_results(file, {"no quantizer": {"0": baselines}, "faiss PQ": {"0": products}}, about(options.development))
@@ -233,14 +230,14 @@ def main(arguments: list[str]) -> None:
     for seed in options.seeds:
         for step in options.steps or known:
             quantizer, seconds = quantizer_of(data, known[step], seed)
-            found: dict[str, dict[Granularity, float]] = {}
+            scores: dict[str, dict[Granularity, float]] = {}
             for test in tests:
-                for way, scores in score(every[test], vectors[test], CODES, quantizer).items():
-                    found[named(test, way)] = scores
+                by_way = score(every[test], vectors[test], CODES, quantizer)
+                scores |= {f"{test} {way}".strip(): values for way, values in by_way.items()}
                 if options.development:
-                    found[named(test, "agreement")] = agreement(vectors[test], CODES, quantizer)
-            add_results(file, {step: {str(seed): found}}, about(options.development))
-            shown = {str(g): round(100 * found[tests[0]][g], 1) for g in found[tests[0]] if g.code == "qama-2"}
+                    scores[f"{test} agreement"] = agreement(vectors[test], CODES, quantizer)
+            add_results(file, {step: {str(seed): scores}}, about(options.development))
+            shown = {str(g): round(100 * value, 1) for g, value in scores[tests[0]].items() if g.code == "qama-2"}
             print(f"{step}, seed {seed}: trained in {seconds:.0f} s, {tests[0]} {shown}", flush=True)
 
 

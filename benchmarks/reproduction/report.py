@@ -30,6 +30,7 @@ from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.tables import TABLES
 from benchmarks.reproduction.terms import RESULTS as TERMS
 from m3bert.commands.command import argument_parser, run_command
+from m3bert.hub_cards.tables import markdown
 from m3bert.trainers import Grid
 
 
@@ -89,13 +90,13 @@ def runs_on(
     """(method, seed) -> run of one backbone. Without training, a method is the same for every seed. Results of an
     earlier script count only where there are no others: the two saw their texts in different orders. ValueError if
     the backbone was made more than once, which gives other weights on another processor."""
-    own = [run for run in runs if run["backbone"] == backbone]
-    if len({run["weights"] for run in own if "weights" in run}) > 1:
+    runs = [run for run in runs if run["backbone"] == backbone]
+    if len({run["weights"] for run in runs if "weights" in run}) > 1:
         raise ValueError(f"The runs of {study.name} on {backbone} are of several backbones, which cannot be compared.")
-    own = [run for run in own if not from_earlier_script(run)] or own
+    runs = [run for run in runs if not from_earlier_script(run)] or runs
     return {
         (run["method"], seed): run
-        for run in own
+        for run in runs
         for seed in (study.seeds if study.method(run["method"], backbone).seedless else (run["seed"],))
     }
 
@@ -106,13 +107,13 @@ def equal_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str], list[st
     of the study's first ones that more than half of the methods with a run have finished.
     """
     started = [method for method in study.methods if any(name == method for name, _ in runs)]
-    found: tuple[list[int], list[str]] = ([], [])
+    seeds_and_methods: tuple[list[int], list[str]] = ([], [])
     for count in range(1, len(study.seeds) + 1):
         seeds = list(study.seeds[:count])
         complete = [method for method in started if all((method, seed) in runs for seed in seeds)]
         if 2 * len(complete) > len(started):
-            found = seeds, complete
-    return *found, [method for method in started if method not in found[1]]
+            seeds_and_methods = seeds, complete
+    return *seeds_and_methods, [method for method in started if method not in seeds_and_methods[1]]
 
 
 def most_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str]]:
@@ -162,11 +163,9 @@ def is_scored(run: Mapping[str, Any], sizes: Grid) -> bool:
     return all(str(g) in scores for scores in run["scores"].values() for g in sizes)
 
 
-def table(
-    study: Study, runs: Runs, seeds: Sequence[int], methods: Sequence[str], family: str | None = None
-) -> list[str]:
-    """The lines of a table: one row per granularity, one column per method."""
-    lines = ["| size | " + " | ".join(methods) + " |", "| --- |" + " --: |" * len(methods)]
+def table(study: Study, runs: Runs, seeds: Sequence[int], methods: Sequence[str], family: str | None = None) -> str:
+    """One row per granularity, one column per method."""
+    rows = []
     for g in Grid.parse(study.grid):
         sizes = Grid((g,))
         scored = [method for method in methods if all(is_scored(runs[method, seed], sizes) for seed in seeds)]
@@ -175,7 +174,7 @@ def table(
         values = {method: [score(study, runs[method, seed], sizes, family) for seed in seeds] for method in scored}
         first, *others = sorted(scored, key=lambda method: -statistics.mean(values[method]))
         gap = difference(study, runs, seeds, (first, others[0]), sizes, family) if others else None
-        cells = []
+        cells = [str(g)]
         for method in methods:
             if method not in scored:
                 cells.append("")
@@ -186,10 +185,9 @@ def table(
                 text += f" ± {statistics.stdev(values[method]):.{digits}f}"
             if method == first and gap is not None and gap.mean > gap.spread:
                 text = f"**{text}**"
-            reported = study.reported.get(method, {}).get(str(g))
-            cells.append(text if reported is None else f"{reported:.1f} / {text}")
-        lines.append(f"| {g} | " + " | ".join(cells) + " |")
-    return lines
+            cells.append(text)
+        rows.append(cells)
+    return markdown(["size", *methods], rows)
 
 
 def measured(study: Study, claim: Claim, runs: Runs) -> Difference | str:
@@ -215,7 +213,7 @@ Verdicts = dict[tuple[Claim, str], tuple[str, str]]  # (claim, backbone) -> the 
 
 def verdicts_of(study: Study, runs: Sequence[Mapping[str, Any]]) -> Verdicts:
     """Test the claims of a study on every backbone that has runs, with a correction for their number."""
-    on = {name: own for name in study.backbones if (own := runs_on(study, runs, name))}
+    on = {name: there for name in study.backbones if (there := runs_on(study, runs, name))}
     results = {(claim, name): measured(study, claim, on[name]) for claim in study.claims for name in on}
     tested = {
         key: result for key, result in results.items() if isinstance(result, Difference) and len(result.values) > 1
@@ -246,13 +244,9 @@ def sizes_of(claim: Claim) -> str:
     return ", ".join(f"`{sizes}`" for sizes in (claim.sizes, claim.worse_sizes) if sizes)
 
 
-def rivals_table(study: Study, claims: Sequence[Claim], results: Verdicts) -> list[str]:
-    """The lines of a table of claims of the same methods against several others, one column for each of these."""
-    others = list(dict.fromkeys(claim.worse for claim in claims))
-    lines = [
-        f"| difference to | tasks | sizes | backbone | {' | '.join(others)} |",
-        "|" + " --- |" * (4 + len(others)),
-    ]
+def rivals_table(study: Study, claims: Sequence[Claim], results: Verdicts) -> str:
+    """Claims of the same methods against several others, one column for each of these."""
+    others, rows = list(dict.fromkeys(claim.worse for claim in claims)), []
     for group in dict.fromkeys(map(group_of, claims)):
         members = {claim.worse: claim for claim in claims if group_of(claim) == group}
         first = next(iter(members.values()))
@@ -264,13 +258,13 @@ def rivals_table(study: Study, claims: Sequence[Claim], results: Verdicts) -> li
                 text = text.partition(", ")[0]
                 cells.append(f"**{text}**" if holds == "holds" else text)
             if any(cells):
-                row = (name, first.family or "all", sizes_of(first), backbone, *cells)
-                lines.append(f"| {' | '.join(row)} |")
-    return lines
+                rows.append([name, first.family or "all", sizes_of(first), backbone, *cells])
+    header = ["difference to", "tasks", "sizes", "backbone", *others]
+    return markdown(header, rows, words=len(header))
 
 
-def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bool) -> list[str]:
-    """The lines of the tables of claims: one row for claims of a method against three others or more, one row for each
+def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bool) -> str:
+    """The tables of claims: one row for claims of a method against three others or more, one row for each
     other claim. With `every_claim`, those that cannot be tested have a row too, or are named below without results."""
     groups = [group_of(claim) for claim in study.claims]
     against_many = [claim for claim in study.claims if groups.count(group_of(claim)) > 2]
@@ -279,7 +273,7 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bo
         source = (
             "Differences to other methods with their 95% interval over seeds (none: one seed), in bold where the claim"
         )
-        blocks += [[f"{source} holds:"], rivals_table(study, against_many, results)]
+        blocks += [f"{source} holds:", rivals_table(study, against_many, results)]
     rows, untested = [], []
     for claim in study.claims:
         if claim in against_many:
@@ -297,37 +291,33 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bo
             if difference_here:
                 paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
                 cells = (text, claim.source, tasks, sizes, paper, name, difference_here, holds)
-                rows.append(f"| {' | '.join(cells)} |")
+                rows.append(cells)
             else:
                 untested.append(text)
     if rows:
-        header = "| claim | by | tasks | sizes | paper | backbone | difference here | verdict |"
-        blocks.append([header, "|" + " --- |" * 8, *rows])
+        header = ["claim", "by", "tasks", "sizes", "paper", "backbone", "difference here", "verdict"]
+        blocks.append(markdown(header, rows, words=len(header)))
     if untested:
-        blocks.append([f"Not testable here, without results: {'; '.join(dict.fromkeys(untested))}."])
-    return [line for block in blocks for line in ("", *block)][1:]
+        blocks.append(f"Not testable here, without results: {'; '.join(dict.fromkeys(untested))}.")
+    return "\n\n".join(blocks)
 
 
-def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of the table of learning rates: the mean over development tasks and granularities."""
-    lines = [
-        f"Mean over {', '.join(study.development)} and all sizes on development data, by learning rate:",
-        "",
-        "| method | backbone | learning rate: mean |",
-        "| --- | --- | --- |",
-    ]
+def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> str:
+    """The mean over development tasks and granularities, by learning rate."""
+    rows = []
     for method in study.methods:
         for name in study.backbones:
-            own = [run for run in runs if (run["method"], run["backbone"]) == (method, name)]
-            cells = [f"{run['learning_rate']:g}: {100 * quality(run):.1f}" for run in own]
-            if cells:
-                lines.append(f"| {method} | {name} | {', '.join(cells)} |")
-    return lines
+            searched = [run for run in runs if (run["method"], run["backbone"]) == (method, name)]
+            if searched:
+                means = (f"{run['learning_rate']:g}: {100 * quality(run):.1f}" for run in searched)
+                rows.append([method, name, ", ".join(means)])
+    table = markdown(["method", "backbone", "learning rate: mean"], rows, words=3)
+    return f"Mean over {', '.join(study.development)} and all sizes on development data, by learning rate:\n\n{table}"
 
 
 def seconds_of(methods: Sequence[str], runs: Runs) -> str:
     """The mean seconds of each method, without the evaluation; nothing for results of an earlier script."""
-    found = []
+    listed = []
     for method in methods:
         took = [
             sum(value for name, value in run["seconds"].items() if name != "evaluation")
@@ -335,8 +325,8 @@ def seconds_of(methods: Sequence[str], runs: Runs) -> str:
             if name == method and not from_earlier_script(run)
         ]
         if took:
-            found.append(f"{method} {statistics.mean(took):.0f}")
-    return ", ".join(found)
+            listed.append(f"{method} {statistics.mean(took):.0f}")
+    return ", ".join(listed)
 
 
 def machine(run: Mapping[str, Any]) -> str:
@@ -346,8 +336,8 @@ def machine(run: Mapping[str, Any]) -> str:
 
 def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
     """The text of a study for a page."""
-    found, searched = read_runs(study, results), read_runs(study, results, development=True)
-    runs = [run for name in study.backbones for run in runs_on(study, found, name).values()]
+    finished, searched = read_runs(study, results), read_runs(study, results, development=True)
+    runs = [run for name in study.backbones for run in runs_on(study, finished, name).values()]
     lines = [f"`python -m benchmarks.reproduction.run --study {study.name}`: {study.title} ({study.source})."]
     if not runs and not (searched and every_table):
         return "\n".join([*lines, "", "No run is finished yet."])
@@ -359,11 +349,11 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
         f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {'; '.join(machines)})."
     )
     for name in study.backbones:
-        own = runs_on(study, runs, name)
-        if not own:
+        there = runs_on(study, runs, name)
+        if not there:
             continue
-        seeds, methods, left_out = equal_seeds(study, own)
-        seconds = seconds_of(methods, own)
+        seeds, methods, left_out = equal_seeds(study, there)
+        seconds = seconds_of(methods, there)
         lines += ["", f"**Backbone `{name}`**, {seeds_of(seeds)}{'' if seconds else ', from an earlier script'}."]
         if left_out:
             lines[-1] += f" Left out, without all of these seeds: {'; '.join(left_out)}."
@@ -376,31 +366,28 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
             tasks = f" ({', '.join(study.families[family])})" if family in study.families else ""
             if family in study.losses:
                 tasks = " (loss in nats, lower is better)"
-            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", *table(study, own, seeds, methods, family)]
-        more, those = most_seeds(study, own)
+            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", table(study, there, seeds, methods, family)]
+        more, those = most_seeds(study, there)
         if len(more) > len(seeds):
-            lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", *table(study, own, more, those)]
+            lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", table(study, there, more, those)]
     if runs and (claims := verdicts(study, runs, every_claim=every_table)):
-        lines += ["", *claims]
+        lines += ["", claims]
     if searched and every_table:
-        lines += ["", *development_table(study, searched)]
+        lines += ["", development_table(study, searched)]
     return "\n".join(lines)
 
 
 def terms_table(model: str) -> str:
     """The table of `terms.py` for one model."""
-    found = json.loads(TERMS.read_text(encoding="utf-8"))
-    terms = found["terms"][model]
+    content = json.loads(TERMS.read_text(encoding="utf-8"))
+    terms = content["terms"][model]
     first = next(iter(terms))
-    lines = [
-        f"`python -m benchmarks.reproduction.terms` ({found['date']}, {machine(found)}):",
-        "",
-        f"| term, {model} | value | gradient / {first}'s | cosine with {first}'s |",
-        "| --- | --: | --: | --: |",
+    rows = [
+        [name, f"{term['value']:.3g}", f"{term['gradient']:.3g}", f"{term['cosine']:.2f}"]
+        for name, term in terms.items()
     ]
-    for name, its in terms.items():
-        lines.append(f"| {name} | {its['value']:.3g} | {its['gradient']:.3g} | {its['cosine']:.2f} |")
-    return "\n".join(lines)
+    table = markdown([f"term, {model}", "value", f"gradient / {first}'s", f"cosine with {first}'s"], rows)
+    return f"`python -m benchmarks.reproduction.terms` ({content['date']}, {machine(content)}):\n\n{table}"
 
 
 def written(page: str, *, every_table: bool, results: Path = RESULTS) -> str:

@@ -35,10 +35,10 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, TrainingArguments, set_seed
 
 from benchmarks._measure import about
-from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, MADE, backbone, corpus
+from benchmarks.reproduction.backbones import CACHE, MADE, backbone
 from benchmarks.reproduction.design import Study
 from benchmarks.reproduction.studies import STUDIES
-from benchmarks.reproduction.study import development_tasks, tasks_there
+from benchmarks.reproduction.study import RESULTS, development_tasks, needed, tests_there
 from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
@@ -50,7 +50,6 @@ from m3bert.trainers.distillation.objective import DistillationConfig
 from m3bert.utils.durable import replacing
 
 
-RESULTS = Path(__file__).with_name("results")
 FIT_TEXTS = 10_000  # that exits are fitted to
 
 
@@ -110,12 +109,12 @@ def planned(
 ) -> Iterator[Planned]:
     """The runs of a study in their order: all of one seed first, so that methods have the same seeds early."""
     for seed in seeds or (study.seeds[:1] if development else study.seeds):
-        for its in chosen_backbones or study.backbones:
+        for name in chosen_backbones or study.backbones:
             for method in methods or study.methods:
-                if study.method(method, its).seedless and seed != study.seeds[0]:
+                if study.method(method, name).seedless and seed != study.seeds[0]:
                     continue
-                for rate in study.rates(method, its) if development else (None,):
-                    yield Planned(study, method, its, seed, rate)
+                for rate in study.rates(method, name) if development else (None,):
+                    yield Planned(study, method, name, seed, rate)
 
 
 def read_runs(study: Study, results: Path = RESULTS, *, development: bool = False) -> list[dict[str, Any]]:
@@ -140,10 +139,12 @@ def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -
     if len(rates) < 2:
         return rates[0] if rates else None
     runs = read_runs(study, results, development=True)
-    found = {run["learning_rate"]: quality(run) for run in runs if (run["method"], run["backbone"]) == (method, name)}
-    if missing := [f"{rate:g}" for rate in rates if rate not in found]:
+    qualities = {
+        run["learning_rate"]: quality(run) for run in runs if (run["method"], run["backbone"]) == (method, name)
+    }
+    if missing := [f"{rate:g}" for rate in rates if rate not in qualities]:
         raise ValueError(f"{method} on {name} has no development run at {', '.join(missing)}: pass --development.")
-    return max(rates, key=found.__getitem__)
+    return max(rates, key=qualities.__getitem__)
 
 
 def check_frozen(study: Study, name: str) -> None:
@@ -171,18 +172,11 @@ def check_frozen(study: Study, name: str) -> None:
 def fitted(run: Planned, dataset: Dataset, data: Path, cache: Path) -> tuple[M3BertModel, Any, float]:
     """A backbone with exits, its tokenizer and the seconds of the fit. It is fitted once for all runs."""
     method, length = run.study.method(run.method, run.backbone), run.study.settings["max_length"]
-    kinds = {
-        "real": method.taught_by_real,
-        "principal": method.exits == "principal",
-        "mixed": method.fit_on_mixed_text,
-        "paths": bool(method.paths),
-    }
-    folder = cache / "-".join(["exits", run.backbone, *(kind for kind, its in kinds.items() if its)])
+    kinds = {"real": method.taught_by_real, "paths": bool(method.paths)}
+    folder = cache / "-".join(["exits", run.backbone, *(kind for kind, used in kinds.items() if used)])
     if not folder.is_dir():
         model, tokenizer = backbone(run.backbone, cache)
         texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))[:FIT_TEXTS]
-        if method.fit_on_mixed_text:
-            texts = texts[: FIT_TEXTS // 2] + corpus(data)[HELD_OUT_LINES:][: FIT_TEXTS // 2]
         start = time.perf_counter()
         teacher = Teacher(default_base(), max_length=length).embed(texts, cache) if method.taught_by_real else None
         fit_exits(
@@ -191,7 +185,6 @@ def fitted(run: Planned, dataset: Dataset, data: Path, cache: Path) -> tuple[M3B
             texts,
             layers=[0, 2, 4],
             paths=method.paths,
-            basis=method.exits,
             teacher=teacher,
             max_length=length,
             cache_dir=cache,
@@ -305,7 +298,7 @@ def trained(
 def arguments_of(args: TrainingArguments) -> dict[str, Any]:
     """The method's own arguments, and those of [`~transformers.TrainingArguments`] that differ from their defaults,
     without folders of this machine."""
-    inherited = {its.name: its.default for its in dataclasses.fields(TrainingArguments)}
+    inherited = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     return {
         name: value
         for name, value in args.to_dict().items()
@@ -326,6 +319,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
     study = run.study
     if not run.development:
         check_frozen(study, run.backbone)
+    tests = tests_there(study.development if run.development else study.tests, data)
     rate = run.learning_rate
     if rate is None:
         rate = chosen_rate(study, run.method, run.backbone, results)
@@ -342,13 +336,11 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         max_length=study.test_length or study.settings["max_length"],
         pooling=study.settings.get("pooling", "mean"),
     )
-    tasks = tasks_there(development_tasks(study.development if run.development else study.tests), data)
-    found = evaluate_grid(
-        encoder, tasks, data, two_stages=False, asymmetric=False, unfinished=work / "scores.json", seed=run.seed
-    )
+    options: Any = {"two_stages": False, "asymmetric": False, "unfinished": work / "scores.json", "seed": run.seed}
+    evaluated = evaluate_grid(encoder, development_tasks(tests), data, **options)
     made = cache / run.backbone / "model.safetensors"
     weights = {"weights": sha256(made.read_bytes()).hexdigest()[:12]} if run.backbone in MADE else {}
-    seconds = record["seconds"] | {"evaluation": sum(sum(its.values()) for its in found.seconds.values())}
+    seconds = record["seconds"] | {"evaluation": sum(sum(parts.values()) for parts in evaluated.seconds.values())}
     result: dict[str, Any] = {
         "study": study.name,
         "method": run.method,
@@ -364,7 +356,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         "arguments": record["arguments"],
         **{name: record[name] for name in ("then", "losses") if name in record},
         "scores": {
-            task.name: {str(g): round(value, 5) for g, value in found.quality([task.name]).items()} for task in tasks
+            name: {str(g): round(value, 5) for g, value in evaluated.quality([name]).items()} for name in tests
         },
     }
     file = run.file(results)
@@ -384,14 +376,15 @@ def run_all(
         if run.finished(results):
             continue
         took = [
-            sum(its["seconds"].values()) - its["seconds"].get("fit", 0)
-            for its in read_runs(run.study, results, development=run.development)
-            if not from_earlier_script(its) and not its["resumed"]
+            sum(other["seconds"].values()) - other["seconds"].get("fit", 0)
+            for other in read_runs(run.study, results, development=run.development)
+            if not from_earlier_script(other) and not other["resumed"]
         ]
         left = float("inf") if minutes is None else 60 * minutes - (time.perf_counter() - started)
         if left < (statistics.mean(took) if took else 0):
-            return [its for its in runs[place:] if not its.finished(results)]
-        dataset = TRAINING_DATA[run.study.training_data](data) if dataset is None else dataset
+            return [left_run for left_run in runs[place:] if not left_run.finished(results)]
+        if dataset is None:
+            dataset = needed(TRAINING_DATA[run.study.training_data](data), "training data of this study", data)
         result = execute(run, dataset, data, cache, results)
         print(f"{run.name}: {100 * quality(result):.2f} in {result['seconds']}", flush=True)
     return []

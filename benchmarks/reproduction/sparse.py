@@ -25,7 +25,8 @@ import numpy as np
 from scipy.sparse import csc_array
 from Stemmer import Stemmer
 
-from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, sources
+from benchmarks.reproduction.exits import MAX_LENGTH, sources
+from benchmarks.reproduction.paths import SHARE
 from benchmarks.reproduction.study import add_results, tests_there
 from m3bert import FitOptions, Grid, GridEncoder, fit
 from m3bert.commands.command import argument_parser, run_command
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> None:
     model = SparseEncoder(parser.parse_args(arguments).model, device="cpu")
     data, folder, model.max_seq_length = data_folder(), Path("runs/sparse"), MAX_LENGTH
     if not folder.is_dir():
-        texts = {kind: its[::4] for kind, its in sources(data).items()}
+        texts = {kind: rows[:: SHARE["minilm"]] for kind, rows in sources(data).items()}
         fit(default_base(), folder, texts, FitOptions(layers=[0], max_length=MAX_LENGTH))
     encoder = GridEncoder.from_pretrained(folder, grid="0,6x384", max_length=MAX_LENGTH)
     tests: Any = tests_there(("cranfield", "cisi", "msmarco-mini", "npl"), data)
@@ -106,12 +107,12 @@ def main(arguments: list[str]) -> None:
         systems = look_ups(encoder, documents) | splade(model, documents)
         by_words, of_words = systems["BM25"]
         both = {name: (parts + by_words, size + of_words) for name, (parts, size) in systems.items() if name != "BM25"}
-        systems |= {f"{name} + BM25": its for name, its in both.items()}
+        systems |= {f"{name} + BM25": system for name, system in both.items()}
         for name, (parts, size) in systems.items():
             quality = evaluator.score_ranked(search(parts, queries))[evaluator.main_metric]
             seconds = repeat(partial(search, parts, queries[:TIMED]), timer=process_time, number=1, repeat=ROUNDS)
             values: Any = {"ndcg@10": quality, "cpu_ms": 1000 * min(seconds) / len(queries[:TIMED]), "bytes": size}
-            add_results(RESULTS / "sparse.json", {name: {test: {"search": values}}}, ABOUT)
+            add_results("sparse", {name: {test: {"search": values}}}, ABOUT)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.reproduction.design import Claim, Method, Stage, Study
-from benchmarks.reproduction.ours import NestedSimilarityConfig
 from benchmarks.reproduction.training_data import REGULARIZER_TESTS, STS_TESTS
 from m3bert.trainers import (
     ContrastiveConfig,
@@ -56,8 +55,8 @@ PAIRS: dict[str, Any] = {
     "max_length": 64,
     "bf16": True,
 }
-EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits="last_layer")
-FROM_ITSELF = Method(ExitDistillationConfig, ExitDistillationTrainer, EXIT_DISTILLATION, exits="last_layer")
+EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits=True)
+FROM_ITSELF = Method(ExitDistillationConfig, ExitDistillationTrainer, EXIT_DISTILLATION, exits=True)
 FROM_REAL = replace(FROM_ITSELF, settings={**EXIT_DISTILLATION, "full_size_weight": 1.0}, taught_by_real=True)
 # The committed results with paths are of their earlier form, an affine map between the layers around a gap.
 WITH_PATHS = replace(EXITS_AND_MRL, paths={2: [1, 6], 4: [1, 2, 5, 6]})
@@ -122,7 +121,7 @@ READINGS = replace(
     name="readings",
     title="MIPIC and MIC as printed and in softer readings, against MRL and ESE, on one masked language model",
     source="MIPIC, MIC",
-    methods={name: its for name, its in BASELINES.items() if name not in ("Starbucks", "2DMSE")},
+    methods={name: method for name, method in BASELINES.items() if name not in ("Starbucks", "2DMSE")},
     replacements={},
     backbones=("mlm",),
     frozen={"mlm": "b15fb9c131b7"},
@@ -138,18 +137,8 @@ OURS = replace(
     methods={
         "MRL": BASELINES["MRL"],
         "exits + MRL": EXITS_AND_MRL,
-        "exits + MRL + similarities of the full size": Method(
-            NestedSimilarityConfig, StarbucksTrainer, {"grid": GRID}, exits="last_layer"
-        ),
-        "exits in the principal basis + MRL": replace(EXITS_AND_MRL, exits="principal"),
         "exit distillation": FROM_ITSELF,
-        "exit distillation, fitted to mixed text": replace(FROM_ITSELF, fit_on_mixed_text=True),
-        "exit distillation, paths": replace(FROM_ITSELF, paths=WITH_PATHS.paths),
         "exits and paths + MRL": WITH_PATHS,
-        "exit distillation in the principal basis": replace(FROM_ITSELF, exits="principal"),
-        "exit distillation in the principal basis, with pairs": replace(
-            FROM_ITSELF, exits="principal", settings={**EXIT_DISTILLATION, "pair_weight": 1.0}
-        ),
         "exit distillation, with the real encoder as a teacher": FROM_REAL,
     },
     replacements={},
@@ -162,6 +151,13 @@ OURS = replace(
 
 UNTOUCHED = Method(SimCSEConfig, SimCSETrainer, untouched=True)
 DIMS = "16,32,64,128,256,384"
+SENTENCES: dict[str, Any] = {
+    "unsupervised": True,
+    "per_device_train_batch_size": 16,
+    "lr_scheduler_type": "cosine",
+    "max_length": 32,
+    "bf16": True,
+}
 # PIC on mean-pooled embeddings, without gradient to its targets, with projectors that learn fast enough to be useful.
 CHAIN: dict[str, Any] = {"pic": {"pooling": "mean", "detach_target": True}, "projector_learning_rate": 1e-3}
 # (paper, other) -> the difference in points in Tables 1 and 2 of both papers: TinyBERT, mean of 16, 32 and 64 dims
@@ -237,14 +233,7 @@ def regularizers(
         backbones=(backbone,),
         grid=f"{depth}x{DIMS}",
         steps=steps,
-        settings={
-            "unsupervised": True,
-            "pooling": pooling,
-            "per_device_train_batch_size": 16,
-            "lr_scheduler_type": "cosine",
-            "max_length": 32,
-            "bf16": True,
-        },
+        settings={**SENTENCES, "pooling": pooling},
         learning_rates=(rate,),
         development=("stsb-dev", "sick-dev", "scitail-dev"),
         families=REGULARIZER_TESTS,
@@ -301,14 +290,7 @@ ELIMINATION = Study(
     backbones=("mlm",),
     grid=f"6x{DIMS}",
     steps=300,
-    settings={
-        "unsupervised": True,
-        "pooling": "cls",
-        "per_device_train_batch_size": 16,
-        "lr_scheduler_type": "cosine",
-        "max_length": 32,
-        "bf16": True,
-    },
+    settings={**SENTENCES, "pooling": "cls"},
     learning_rates=(1e-4,),
     development=("stsb-dev",),
     families={"similarity": ("stsb", "sts13", "sts16")},

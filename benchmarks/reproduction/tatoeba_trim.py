@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 
 from transformers import AutoConfig
 
-from benchmarks.reproduction.exits import RESULTS
 from benchmarks.reproduction.paths import embed
 from benchmarks.reproduction.study import Scores, add_results, tests_there
 from m3bert.commands import trim
@@ -35,33 +35,32 @@ def main(arguments: list[str]) -> None:
     tests = tests_there(TASKS, data_folder())
     config = AutoConfig.from_pretrained(source)
     size = Granularity(config.num_hidden_layers, config.hidden_size)
-    found: dict[str, dict[str, Scores]] = {"whole": {}, "trimmed": {}}
+    scores: dict[str, dict[str, Scores]] = {"whole": {}, "trimmed": {}}
     differences: list[float] = []
     with TemporaryDirectory() as temporary:
         folder, file = Path(temporary, "trimmed"), Path(temporary, "texts.jsonl")
         texts = [text for test in tests.values() for side in test.texts.values() for text in side]
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
         trim.main([str(source), str(folder), "--files", str(file)])
-        kept = AutoConfig.from_pretrained(folder).vocab_size
+        tokens = AutoConfig.from_pretrained(folder).vocab_size
         for name, test in tests.items():
             vectors = {
-                run: {side: embed(where, "queries", its) for side, its in test.texts.items()}
+                run: {side: embed(where, "queries", rows) for side, rows in test.texts.items()}
                 for run, where in (("whole", source), ("trimmed", folder))
             }
-            for run, its in vectors.items():
-                scores = test.score(its)
-                found[run][name] = {size: sum(scores.values()) / len(scores)}
+            for run, sides in vectors.items():
+                scores[run][name] = {size: mean(test.score(sides).values())}
             differences += [
                 float((one - vectors["trimmed"][side]).abs().max()) for side, one in vectors["whole"].items()
             ]
-            print(name, {run: its[name][size] for run, its in found.items()}, max(differences), flush=True)
+            print(name, {run: values[name][size] for run, values in scores.items()}, max(differences), flush=True)
     about = {
         "command": "python -m benchmarks.reproduction.tatoeba_trim",
-        "settings": {"tokens": config.vocab_size, "tokens kept": kept},
+        "settings": {"tokens": config.vocab_size, "tokens kept": tokens},
         "largest difference of a number of an embedding": max(differences),
         "metric": "accuracy, mean of both directions; run -> seed -> test -> granularity",
     }
-    add_results(RESULTS / "tatoeba_trim.json", {run: {"0": its} for run, its in found.items()}, about)
+    add_results("tatoeba_trim", {run: {"0": values} for run, values in scores.items()}, about)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def gradients(model: Any, objectives: Mapping[str, Objective], batches: Sequence
         objectives (`dict`): Name -> objective; the first is the reference.
         batches (`Sequence`): Inputs of the model.
     """
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in objectives}
+    rows_of: dict[str, list[tuple[float, float, float]]] = {name: [] for name in objectives}
     weights = list(model.parameters())
     for number, batch in enumerate(batches):
         reference: torch.Tensor | None = None
@@ -71,13 +71,13 @@ def gradients(model: Any, objectives: Mapping[str, Objective], batches: Sequence
             gradient = torch.cat([part.flatten() for part in parts])
             reference = gradient if reference is None else reference
             cosine = nn.functional.cosine_similarity(gradient, reference, dim=0)
-            found[name].append((loss.item(), (gradient.norm() / reference.norm()).item(), cosine.item()))
+            rows_of[name].append((loss.item(), (gradient.norm() / reference.norm()).item(), cosine.item()))
     return {
         name: {
             key: float(f"{statistics.mean(column):.4g}")
             for key, column in zip(("value", "gradient", "cosine"), zip(*rows, strict=True), strict=True)
         }
-        for name, rows in found.items()
+        for name, rows in rows_of.items()
     }
 
 
@@ -118,19 +118,19 @@ def batches_of(texts: list[str], size: int, collator: Collator) -> list[Any]:
 def main(arguments: list[str]) -> None:
     argument_parser(__doc__).parse_args(arguments)
     data, tokenizer = data_folder(), AutoTokenizer.from_pretrained(default_base())
-    found: dict[str, Measured] = {}
+    measured: dict[str, Measured] = {}
     sentences = regularizer_sentences(data)
     views = Collator(tokenizer, ["text"], 32, views=2)
     for name, depth, layers in (("reinitialised", 4, [2, 3]), ("real", 6, [2, 4])):
         set_seed(0)
         terms = regularizer_terms(depth, layers)
-        found[name] = gradients(backbone(name)[0], terms, batches_of(sentences, 16, views))
+        measured[name] = gradients(backbone(name)[0], terms, batches_of(sentences, 16, views))
     texts = unlabelled_texts(data)[: BATCHES * 128]
     teacher = Teacher(default_base(), max_length=64, batch_size=128).embed(texts, CACHE / "teachers")
     set_seed(0)
     taught = batches_of(texts, 128, Collator(tokenizer, ["text"], 64, teacher=teacher))
-    found["student"] = gradients(backbone("student")[0], distillation_terms(teacher.width), taught)
-    RESULTS.write_text(json.dumps({**about(0, packages=("datasets",)), "terms": found}, indent=1) + "\n")
+    measured["student"] = gradients(backbone("student")[0], distillation_terms(teacher.width), taught)
+    RESULTS.write_text(json.dumps({**about(0, packages=("datasets",)), "terms": measured}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,15 +25,22 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction.exits import FOLDER, LONGER_SHARE, MAX_LENGTH, RESULTS, SHORT, short_queries, sources
-from benchmarks.reproduction.paths import documents_of, embed, fitted
-from benchmarks.reproduction.study import Run, add_results, tests_there
-from m3bert.commands.command import argument_parser, run_command
+from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, SHORT, mostly_short, short_queries, sources
+from benchmarks.reproduction.paths import documents_of, embed, exported, fitted, listed
+from benchmarks.reproduction.study import (
+    Run,
+    add_run,
+    encoder_parser,
+    finished,
+    main_score,
+    source_of,
+    tests_there,
+)
+from m3bert.commands.command import run_command
 from m3bert.commands.recipes import read_recipes
-from m3bert.commands.sources import data_folder, default_base
+from m3bert.commands.sources import data_folder
 from m3bert.data.teacher import Teacher
 from m3bert.hub_cards.checkpoint import Checkpoint
-from m3bert.hub_cards.native_export import export_native
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity
 
@@ -57,22 +64,15 @@ def about(development: bool) -> dict[str, Any]:
     }
 
 
-def texts_of(data: Path) -> list[str]:
-    """The texts of the training."""
-    every = sources(data)
-    rows = dict.fromkeys(text for texts in [*every.values(), short_queries(every)] for text in texts)
-    longer = [text for text in rows if len(text) > SHORT]
-    left_out = {*longer} - {*longer[::LONGER_SHARE]}
-    return [text for text in rows if text not in left_out]
-
-
 def train(name: str, source: str, start: Path, folder: Path, data: Path, changes: dict[str, Any]) -> float:
     """Distil a student into a folder: the seconds that it took, since the last checkpoint if it was interrupted."""
     if (folder / "seconds.json").is_file():
         return json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
     prompts = EmbeddingSettings.read(source).prompts
     query, document = (prompts.get(role) or "" for role in ("query", "document"))
-    rows = [(query if len(text) <= SHORT else document) + text for text in texts_of(data)]
+    every = sources(data)
+    texts = mostly_short(text for rows in [*every.values(), short_queries(every, data)] for text in rows)
+    rows = [(query if len(text) <= SHORT else document) + text for text in texts]
     seconds = time.perf_counter()
     teacher = Teacher(source, max_length=MAX_LENGTH).embed(rows, FOLDER / "teachers", description="Teacher")
     print(f"{name}: teacher's embeddings in {time.perf_counter() - seconds:.0f} s", flush=True)
@@ -91,46 +91,37 @@ def train(name: str, source: str, start: Path, folder: Path, data: Path, changes
 
 def score(name: str, source: str, run: str, folder: Path, data: Path, development: bool, seconds: float = 0) -> None:
     """Score the queries of a folder, unless the results have them."""
-    file = RESULTS / f"trained_paths{'_development' * development}.json"
-    if file.is_file() and f"{name} {run}" in json.loads(file.read_text(encoding="utf-8"))["scores"]:
+    file = f"trained_paths{'_development' * development}"
+    if f"{name} {run}" in finished(file):
         return
     size = Granularity(AutoModel.from_pretrained(folder).config.num_hidden_layers, 384)
-    scores = {"seconds": {size: seconds}} if seconds else {}
+    scores = {"seconds": seconds} if seconds else {}
     tests = tests_there(TESTED[:1] if development else TESTED, data)
     documents = documents_of(name, Path(source), tests)
     for test, evaluator in tests.items():
-        queries = embed(folder, "queries", list(evaluator.texts["queries"]))
-        scores[test] = {
-            size: evaluator.score({"queries": queries, "documents": documents[test]})[evaluator.main_metric]
-        }
-    add_results(file, {f"{name} {run}": {"0": scores}}, about(development))
-    print(name, run, {test: round(next(iter(its.values())), 4) for test, its in scores.items()}, flush=True)
+        queries = embed(folder, "queries", evaluator.texts["queries"])
+        scores[test] = main_score(evaluator, {"queries": queries, "documents": documents[test]})
+    add_run(file, f"{name} {run}", scores, size, about(development))
 
 
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("encoder", choices=[*DEPTHS], help="the encoder")
-    parser.add_argument("--model", help="its folder; minilm has a package")
+    parser = encoder_parser(__doc__, DEPTHS)
     parser.add_argument("--development", action="store_true", help="compare learning rates for the first student")
     options = parser.parse_args(arguments)
-    if options.model is None and options.encoder != "minilm":
-        raise ValueError(f"{options.encoder} needs --model, the folder of the encoder.")
-    name, source, data = options.encoder, options.model or default_base(), data_folder()
+    name, source, data = options.encoder, source_of(options), data_folder()
     shared = name, source
     score(*shared, "full", Path(source), data, options.development)
     checkpoint = Checkpoint(fitted(name, source, data))
     for depth in DEPTHS[name][:1] if options.development else DEPTHS[name]:
-        run, start = ",".join(map(str, checkpoint.depths.layers_of(depth))), FOLDER / f"trained-{name}-{depth}-layers"
-        if not start.is_dir():
-            export_native(checkpoint, start, Granularity(depth, checkpoint.config.hidden_size))
+        run, start = listed(checkpoint.depths.layers_of(depth)), exported(checkpoint, depth, f"trained-{name}")
         score(*shared, run, start, data, options.development)
         changes: dict[str, dict[str, Any]] = {", trained": {"max_steps": STEPS[name]}}
         if options.development:
             steps = {"max_steps": DEVELOPMENT_STEPS}
             changes = {f", trained, {rate:g}": {**steps, "learning_rate": rate} for rate in RATES}
-        for label, its in changes.items():
+        for label, settings in changes.items():
             folder = start.with_name(f"{start.name}{label.replace(', ', '-')}")
-            seconds = train(*shared, start, folder, data, its)
+            seconds = train(*shared, start, folder, data, settings)
             score(*shared, f"{run}{label}", folder, data, options.development, seconds)
 
 

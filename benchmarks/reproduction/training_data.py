@@ -12,7 +12,7 @@ from datasets import Dataset, load_from_disk
 from transformers import AutoTokenizer
 
 from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, corpus, pieces
-from benchmarks.reproduction.study import held_out_sentences, is_there
+from benchmarks.reproduction.study import held_out_sentences, is_there, needed
 from m3bert.commands.sources import default_base
 from m3bert.data.files import load_files
 from m3bert.data.mining import MiningOptions, mine
@@ -47,8 +47,9 @@ def rows_of(data: Path, name: str, split: str) -> list[dict[str, Any]]:
 
 
 def held_out(data: Path, splits: Iterable[tuple[str, str]]) -> set[str]:
-    """The sentences of some splits, each a (data set, split)."""
-    return held_out_sentences(row for name, split in splits for row in rows_of(data, name, split))
+    """The sentences of some splits, each a (data set, split), where they are there."""
+    files = (data / name / f"{split}.jsonl.gz" for name, split in splits)
+    return held_out_sentences(row for file in files if file.is_file() for row in read_rows(file))
 
 
 def training_pairs(data: Path) -> list[Pair]:
@@ -80,9 +81,9 @@ def regularizer_sentences(data: Path) -> list[str]:
     excluded, draw, texts = held_out(data, splits), random.Random(0), []
     for name, split in REGULARIZER_SOURCES:
         rows = rows_of(data, name, split)
-        found = {row[side].strip() for row in rows for side in ("text", "sentence1", "sentence2") if side in row}
-        own = sorted(text for text in found if text.lower() not in excluded)
-        texts += draw.sample(own, min(TEXTS_PER_SOURCE, len(own)))
+        different = {row[side].strip() for row in rows for side in ("text", "sentence1", "sentence2") if side in row}
+        sentences = sorted(text for text in different if text.lower() not in excluded)
+        texts += draw.sample(sentences, min(TEXTS_PER_SOURCE, len(sentences)))
     texts = sorted(set(texts))
     draw.shuffle(texts)
     return texts
@@ -91,8 +92,8 @@ def regularizer_sentences(data: Path) -> list[str]:
 def unlabelled_texts(data: Path) -> list[str]:
     """Distinct sentences of SNLI, captions, and lines of news of at most 20 words, in a fixed random order."""
     news = "text-english/news.txt.gz"
-    found = {
-        "snli": {row[side].strip() for row in snli(data) for side in ("sentence1", "sentence2")},
+    different = {
+        "snli": {row[side].strip() for row in rows_of(data, "snli", "train") for side in ("sentence1", "sentence2")},
         "captions": {
             caption.strip() for row in rows_of(data, "multi30k-captions", "train") for caption in row["captions"]
         },
@@ -105,16 +106,11 @@ def unlabelled_texts(data: Path) -> list[str]:
     excluded, draw = held_out(data, STS_SPLITS), random.Random(0)
     texts: set[str] = set()
     for name, count in UNLABELLED.items():
-        own = sorted(text for text in found[name] if text.lower() not in excluded)
-        texts |= set(draw.sample(own, min(count, len(own))))
+        sentences = sorted(text for text in different[name] if text.lower() not in excluded)
+        texts |= set(draw.sample(sentences, min(count, len(sentences))))
     shuffled = sorted(texts)
     draw.shuffle(shuffled)
     return shuffled
-
-
-def snli(data: Path) -> list[dict[str, str]]:
-    """The labelled training pairs of SNLI."""
-    return rows_of(data, "snli", "train")
 
 
 def triplets(data: Path) -> Dataset:
@@ -124,24 +120,24 @@ def triplets(data: Path) -> Dataset:
     if not folder.is_dir():
         excluded = held_out(data, STS_SPLITS)
         by_premise: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for row in snli(data):
+        for row in rows_of(data, "snli", "train"):
             if not any(row[side].strip().lower() in excluded for side in ("sentence1", "sentence2")):
                 by_premise[row["sentence1"]][row["label_text"]].append(row["sentence2"])
-        own, without = [], []
+        rows, without = [], []
         for premise, labelled in by_premise.items():
             contradictions = labelled["contradiction"]
             for index, hypothesis in enumerate(labelled["entailment"]):
                 pair = {"anchor": premise, "positive": hypothesis}
                 if contradictions:
-                    own.append(pair | {"negative": contradictions[index % len(contradictions)]})
+                    rows.append(pair | {"negative": contradictions[index % len(contradictions)]})
                 else:
                     without.append(pair)
         sample: dict[str, Any] = {"range_min": 10, "range_max": 100, "relative_margin": 0.1, "sampling": "random"}
         options = MiningOptions(negatives=1, batch_size=128, **sample)
         mined = mine(Dataset.from_list(without), Teacher(default_base(), max_length=64), options)
         name = next(column for column in mined.column_names if column.startswith("negative"))
-        rows = own + mined.rename_column(name, "negative").to_list()
-        random.Random(0).shuffle(rows)
+        rows += mined.rename_column(name, "negative").to_list()
+        random.Random(0).shuffle(needed(rows, "triplets", data))
         draft = folder.with_suffix(".draft")
         Dataset.from_list(rows).save_to_disk(draft)
         draft.rename(folder)

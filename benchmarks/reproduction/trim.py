@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction.exits import MAX_LENGTH, RESULTS, lines, sources
-from benchmarks.reproduction.study import add_results, tests_there
-from m3bert.commands.command import argument_parser, run_command
-from m3bert.commands.sources import data_folder, default_base
+from benchmarks.reproduction.exits import MAX_LENGTH, lines, sources
+from benchmarks.reproduction.study import add_results, documents_there, encoder_parser, source_of
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import data_folder
 from m3bert.models.trim import Vocabulary, compare, trim
 
 
-KINDS = {"minilm": "WordPiece", "e5": "Unigram", "smollm2": "byte-level BPE"}
+ENCODERS = ("minilm", "e5", "smollm2")
 LANGUAGES = ("deu", "por", "rus", "zho")
 SHOWN = 200  # texts whose hidden states are compared
 
@@ -53,21 +53,16 @@ def measure(source: str, texts: list[str], others: dict[str, list[str]], *, ever
         measured["held-out texts"] = measured.pop("other")
         folders = [source, temporary]
         old, new = (Vocabulary(AutoTokenizer.from_pretrained(each).backend_tokenizer) for each in folders)
-        measured |= {name: compare(old, new, rows) for name, rows in others.items()}
-        measured["hidden states"] = {"difference": difference(folders, texts[:: len(texts) // SHOWN][:SHOWN])}
+        measured |= {name: compare(old, new, rows) for name, rows in others.items() if rows}
+        measured["hidden states"] = {"difference": difference(folders, texts[:: max(1, len(texts) // SHOWN)][:SHOWN])}
     return measured
 
 
 def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("encoder", choices=KINDS, help="the encoder")
-    parser.add_argument("--model", help="its folder; minilm has a package")
-    options = parser.parse_args(arguments)
-    if options.model is None and options.encoder != "minilm":
-        raise ValueError(f"{options.encoder} needs --model, the folder of the encoder.")
-    data, source = data_folder(), options.model or default_base()
+    options = encoder_parser(__doc__, ENCODERS).parse_args(arguments)
+    data, source = data_folder(), source_of(options)
     texts = [text for rows in sources(data).values() for text in rows]
-    others = {name.title(): [*test.texts["documents"]] for name, test in tests_there(["cranfield"], data).items()}
+    others = {"Cranfield": documents_there("cranfield", data)}
     others |= {name: lines(data, f"text-multilingual/{name}.txt.gz")[:1000] for name in LANGUAGES}
     about = {
         "command": "python -m benchmarks.reproduction.trim",
@@ -78,7 +73,7 @@ def main(arguments: list[str]) -> None:
     for characters in ("all", "texts"):
         measured = measure(source, texts, others, every_character=characters == "all")
         print(options.encoder, characters, measured, flush=True)
-        add_results(RESULTS / "trim.json", {f"{options.encoder}, {characters}": {"0": measured}}, about)
+        add_results("trim", {f"{options.encoder}, {characters}": {"0": measured}}, about)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def test_a_study_runs_on_what_is_on_the_hub(hub, serve, sentences, tiny_checkpoi
     planned = next(run.planned(study, development=False))
     assert run.run_all([planned], folder, tmp_path / "runs", tmp_path / "results") == []
     assert json.loads(planned.file(tmp_path / "results").read_text())["scores"].keys() == {"stsb"}
-    assert f"sick is not in {folder}: the study runs without it" in capsys.readouterr().out
+    assert "The study runs without sick: Task 'sick': there is no 'test'" in capsys.readouterr().out
     scores = json.loads(planned.file(tmp_path / "results").read_text())["scores"]["stsb"]
     found = report.score(study, {"scores": {"stsb": scores}}, Grid.parse(study.grid))
     assert found == pytest.approx(100 * statistics.mean(scores.values()))

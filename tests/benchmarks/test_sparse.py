@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, set_seed
 
-from benchmarks.reproduction import sparse, tables
+from benchmarks.reproduction import sparse, study, tables
 from benchmarks.static_query import elastic
 from m3bert.encode.hybrid import bm25_search
 from m3bert.evaluation import GridEncoder
@@ -72,7 +72,8 @@ def test_the_study_runs_and_is_a_table(splade, minilm, sentences, tmp_path, monk
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("M3BERT_DATA", str(write_data(tmp_path / "data", sentences)))
-    replaced = {"RESULTS": tmp_path, "ROUNDS": 1, "fit": fitted, "sources": lambda data: {"news": sentences[:8]}}
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    replaced = {"ROUNDS": 1, "fit": fitted, "sources": lambda data: {"news": sentences[:8]}}
     for name, value in replaced.items():
         monkeypatch.setattr(sparse, name, value)
     sparse.main(["--model", splade])

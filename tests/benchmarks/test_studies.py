@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from benchmarks.reproduction import exits, paths
+from benchmarks.reproduction import exits, paths, study
 from benchmarks.reproduction.backbones import backbone, contrastive, reinitialised
 from benchmarks.reproduction.studies import IBKD, REGULARIZERS
 from benchmarks.reproduction.terms import gradients
@@ -127,12 +127,12 @@ def study_of_paths(tmp_path, monkeypatch):
     changed = {
         "TESTS": {"tiny": ["cranfield"]},
         "SYMMETRIC": {"tiny": []},
-        "RESULTS": tmp_path / "results",
         "FOLDER": tmp_path,
         "DEPTHS": {"tiny": [2]},
     }
     for name, value in changed.items():
         monkeypatch.setattr(paths, name, value)
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
     return data
 
 
@@ -144,7 +144,7 @@ def test_every_list_of_layers_is_scored(minilm, study_of_paths, tmp_path, monkey
     paths.score_candidates("tiny", minilm, study_of_paths)
     found = json.loads((tmp_path / "results" / "candidates_tiny.json").read_text())["scores"]
     assert {run: {*its["0"]} for run, its in found.items()} == {"1,6": {"cranfield asymmetric"}}
-    monkeypatch.setattr(paths, "add_results", None)
+    monkeypatch.setattr(paths, "add_run", None)
     paths.score_candidates("tiny", minilm, study_of_paths)
 
 
@@ -164,7 +164,7 @@ def test_paths_are_scored_with_documents_of_the_whole_encoder_and_of_the_deepest
     }  # fmt: skip
     assert {*found["1,6"]["0"]} == {"cranfield asymmetric", "cranfield documents by 2 layers"}
     assert values["full"]["6x384"] == 1.0
-    monkeypatch.setattr(paths, "add_results", None)
+    monkeypatch.setattr(paths, "add_run", None)
     paths.score_encoder("tiny", minilm, folder, data)
 
 
@@ -173,7 +173,8 @@ def test_a_study_runs_without_the_sets_that_are_not_there(tmp_path, capsys):
     with gzip.open(tmp_path / "banking77" / "train.jsonl.gz", "wt") as file:
         file.write('{"text": "Where is my card?"}\n')
     assert exits.sources(tmp_path) == {"questions": ["Where is my card?"]}
-    assert exits.evaluators(tmp_path, development=True) == {}
+    with pytest.raises(ValueError, match=f"There are no tests of this study in {tmp_path}: set M3BERT_DATA"):
+        exits.evaluators(tmp_path, development=True)
     said = capsys.readouterr().out
-    files = ("text-english/news.txt.gz", "wikitext-2/dev.txt.gz", "stsb/dev.jsonl.gz", "msmarco-mini")
-    assert all(f"{file} is not in {tmp_path}" in said for file in files)
+    names = ("text-english/news.txt.gz", "wikitext-2/dev.txt.gz", "stsb-dev", "msmarco-mini")
+    assert all(f"The study runs without {name}" in said for name in names)
