@@ -147,7 +147,8 @@ def teacher_of(options: ExitArguments, compute: ComputeArguments) -> Embed | Non
 def report(fitted: Fitted) -> str:
     """The depths of a fit as a table, with a bar for the retrieval that each keeps."""
     fit = fitted.record
-    lines = [f"Fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}).", ""]
+    pooling = "a vector per token" if fit.pooling is None else f"pooling: {fit.pooling}"
+    lines = [f"Fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, {pooling}).", ""]
     lines += [f"{'depth':>5}  {'layers':<22} {'exit reads':<20} {'retrieval kept':<22} {'ms per query':>12}"]
     for depth, milliseconds in milliseconds_of(fitted).items():
         share = fit.retrieval.get(depth, 1.0)
@@ -160,7 +161,7 @@ def report(fitted: Fitted) -> str:
         bar = "█" * round(10 * share)
         lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {share:>6.1%} {milliseconds:>17.1f}")
     lines += ["", "Retrieval kept: share of nDCG@10. Queries are spans of texts, documents have full depth."]
-    if fit.pooling != "none":
+    if fit.pooling is not None:
         lines += ["Spans are harder than most queries. For your own: m3bert evaluate --retrieval FOLDER."]
     for depth, compared in fit.candidates.items():
         others = ", ".join(f"{name} {share:.1%}" for name, share in compared.items())
@@ -225,7 +226,7 @@ def main(arguments: list[str]) -> None:
         overwrite=exits.overwrite,
     )
     print(f"{report(fitted)}\nSaved to {place.output_dir}.")
-    if fitted.record.pooling == "none":  # evaluations compare one vector per text
+    if fitted.record.pooling is None:  # evaluations compare one vector per text
         sizes = ("--sizes", "all", "--output_dir", f"{place.output_dir}-sizes")
         next_step("m3bert", "export", "--format", "native", "--model", place.output_dir, *sizes)
     else:

@@ -44,6 +44,8 @@ def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
     if pooling not in POOLINGS:
         raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
     fitted = (Elasticity.of(config).fit or {}).get("pooling", pooling)
+    if fitted is None:
+        raise ValueError("The model is for late interaction: it has a vector per token, and no pooling.")
     if fitted != pooling:
         raise ValueError(
             f"The exits were fitted with pooling={fitted!r}, not {pooling!r}: use {fitted!r}, or fit again."

@@ -44,7 +44,7 @@ def fit_late(
     fit = ExitFit(
         layers={},
         state_only={},
-        pooling="none",
+        pooling=None,
         basis=options.basis,
         target="last layer",
         dim=plan.config.hidden_size,

@@ -81,7 +81,8 @@ class ExitFit:
             the last layer, too.
         state_only (`dict[int, LayerFit]`): Layer -> the fit of the map that reads the hidden state without the static
             table, for layers that have both.
-        pooling (`str`): Pooling of the hidden states of tokens; `"none"` for late interaction.
+        pooling (`str`, *optional*): Pooling of the hidden states of tokens; `None` for late interaction, which has a
+            vector per token.
         basis (`str`): `"last_layer"` or `"principal"`.
         target (`str`): What the exits predict: `"last layer"`, or the name of a teacher.
         dim (`int`): Dims of the target's space, at most the model's hidden size.
@@ -103,7 +104,7 @@ class ExitFit:
 
     layers: Mapping[int, LayerFit]
     state_only: Mapping[int, LayerFit]
-    pooling: str
+    pooling: str | None
     basis: str
     target: str
     dim: int

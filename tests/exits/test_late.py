@@ -71,7 +71,7 @@ def test_sizes_are_plain_folders(expansion, tmp_path, tiny_tokenizer, capsys):
     """`MultiVectorEncoder` loads every size without our code, with the vectors of the elastic repository."""
     save_late(tmp_path, tiny_tokenizer, expansion=expansion)
     record = fit(tmp_path / "source", tmp_path / "elastic", TEXTS, FitOptions(paths=PATH, depths=[4])).record
-    assert [*record.paths] == [3, 4] and record.pooling == "none" and 0 < record.retrieval[3] < 1
+    assert [*record.paths] == [3, 4] and record.pooling is None and 0 < record.retrieval[3] < 1
     export(
         ["--format", "native", "--model", str(tmp_path / "elastic"), "--sizes", "all", "--output_dir", f"{tmp_path}/s"]
     )
