@@ -13,7 +13,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerBase
 
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic
-from tests.conftest import write_modules
+from tests.conftest import save
 
 
 WIDTH, DEPTH, VOCABULARY = 32, 6, 99
@@ -53,9 +53,7 @@ def save_source(
 ) -> Any:
     """Save a native encoder of random weights as an embedding model, and return it."""
     model = AutoModel.from_config(CONFIG_MAPPING[kind](**KINDS[kind])).eval()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_modules(folder, width=WIDTH, **{"max_length": 40, "prompts": PROMPTS, "pooling": pooling, **settings})
+    save(folder, model, tokenizer, **{"max_length": 40, "prompts": PROMPTS, "pooling": pooling, **settings})
     return model
 
 

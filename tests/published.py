@@ -14,7 +14,7 @@ from m3bert.exits.fit import fit_exits
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid
-from tests.conftest import quiet, tiny_config, write_modules
+from tests.conftest import quiet, save, tiny_config
 from tests.evaluation_data import write_data
 
 
@@ -64,9 +64,7 @@ def save_with_exits(
     sources = {"words.txt": sentences[:24], "names.txt": sentences[24:]}
     prefixes = [depth for depth in (1, 2, 4) if depth not in (paths or {})]
     fit_exits(model, tokenizer, sources, layers=prefixes, paths=paths, basis="principal", static=static)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_modules(folder, width=model.config.hidden_size, max_length=model.config.max_position_embeddings)
+    save(folder, model, tokenizer, max_length=model.config.max_position_embeddings)
     return model
 
 

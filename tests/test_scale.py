@@ -21,7 +21,7 @@ from m3bert.commands import train
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig
 from m3bert.trainers.core.checkpoints import last_checkpoint
-from tests.conftest import tiny_config
+from tests.conftest import save, tiny_config
 from tests.snippets import ROOT, read, snippets
 
 
@@ -46,8 +46,7 @@ def folder(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
     folder = tmp_path_factory.mktemp("scale")
     model = folder / "runs" / "m3bert-from-me5"
     tiny_config_of_page = tiny_config(matryoshka_layers=[2, 6], embedding_dropout=0.0, attention_dropout=0.0)
-    M3BertModel(tiny_config_of_page).save_pretrained(model)
-    tiny_tokenizer.save_pretrained(model)
+    save(model, M3BertModel(tiny_config_of_page), tiny_tokenizer)
     rows = [f"{a},{b}" for a, b in zip(sentences, sentences[::-1], strict=True)]
     (folder / "triplets.csv").write_text("\n".join(["anchor,positive", *rows]) + "\n")
     return folder

@@ -12,10 +12,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("sentence_transformers")
 steps = pytest.importorskip("benchmarks._peer_steps")
 
-THEIRS = {
-    "last layer": (steps.LAST_LAYER, steps.matryoshka),
-    "grid": (steps.GRID, steps.matryoshka_2d),
-}
+THEIRS = {"last layer": (steps.LAST_LAYER, steps.matryoshka), "grid": (steps.GRID, steps.matryoshka_2d)}
 
 
 @pytest.fixture(scope="module")

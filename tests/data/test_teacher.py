@@ -14,6 +14,7 @@ from transformers import BertModel
 
 from m3bert.data import teacher
 from m3bert.trainers import Teacher, TeacherEmbeddings
+from tests.conftest import save
 from tests.hub_server import Blob, contents
 
 
@@ -85,8 +86,7 @@ def test_poolings_are_those_of_the_token_states_or_the_encoders_own(
     for pooling, expected in (("cls", outputs.last_hidden_state[:, 0]), ("pooler", outputs.pooler_output)):
         actual = Teacher(str(encoder_folder), pooling=pooling).embed(sentences[:6], tmp_path / "cache")
         torch.testing.assert_close(actual.of(sentences[:6]), expected, atol=1e-5, rtol=1e-5)
-    BertModel(model.config, add_pooling_layer=False).save_pretrained(tmp_path / "without")
-    tiny_tokenizer.save_pretrained(tmp_path / "without")
+    save(tmp_path / "without", BertModel(model.config, add_pooling_layer=False), tiny_tokenizer)
     with pytest.raises(ValueError, match="without has no pooler: choose another pooling, such as cls"):
         Teacher(str(tmp_path / "without"), pooling="pooler").load()
 

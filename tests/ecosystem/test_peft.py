@@ -26,11 +26,7 @@ TASKS = {
         modeling_m3bert.M3BertForTokenClassification,
         {"labels": torch.arange(28).view(4, 7) % 2},
     ),
-    None: (
-        "AutoModelForMaskedLM",
-        modeling_m3bert.M3BertForMaskedLM,
-        {"labels": torch.arange(28).view(4, 7)},
-    ),
+    None: ("AutoModelForMaskedLM", modeling_m3bert.M3BertForMaskedLM, {"labels": torch.arange(28).view(4, 7)}),
 }
 BARE = """
 import torch, transformers

@@ -14,6 +14,7 @@ from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.router_export import export_router
 from m3bert.hub_cards.static_export import export_static
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import save
 from tests.static_checkpoints import in_8_bits, plain_tokenizer, save_static, sentencepiece_tokenizer, state_only_model
 
 
@@ -169,8 +170,7 @@ def test_a_router_of_a_real_encoder_holds_what_its_readme_says(published, tmp_pa
     model = Checkpoint(published).load()
     model.set_depths(table=torch.randn(model.config.vocab_size, 384), ignored_ids=[0, 100, 101, 102])
     source = tmp_path / "model"
-    model.save_pretrained(source)
-    Checkpoint(published).tokenizer.save_pretrained(source)
+    save(source, model, Checkpoint(published).tokenizer)
     (source / "LICENSE").write_text("free")
     queries, documents = export_router(Checkpoint(source), tmp_path / "router")
     assert (str(queries), str(documents)) == ("0x384", "6x384")

@@ -12,6 +12,7 @@ import torch
 
 from m3bert.encode.embedding_store import EmbeddingStore
 from m3bert.trainers import Teacher
+from tests.conftest import refused
 from tests.trainers.tiny_run import run_two
 
 
@@ -49,13 +50,11 @@ def test_arrays_without_a_manifest_are_filled_anew(tmp_path):
 
 def test_what_is_of_other_settings_or_damaged_is_refused(tmp_path):
     fill(tmp_path, seed=1)
-    with pytest.raises(ValueError, match="has embeddings made with other settings: seed differ"):
-        fill(tmp_path, seed=2)
+    refused("has embeddings made with other settings: seed differ", fill, tmp_path, seed=2)
     file = tmp_path / "embeddings.npy"
     for size in (file.stat().st_size - 1, 20):
         file.write_bytes(file.read_bytes()[:size])
-        with pytest.raises(ValueError, match=r"embeddings.npy cannot be read \(.*\): delete "):
-            fill(tmp_path, seed=1)
+        refused(r"embeddings.npy cannot be read \(.*\): delete ", fill, tmp_path, seed=1)
 
 
 def test_a_full_disk_says_so_before_the_work(tmp_path, monkeypatch):

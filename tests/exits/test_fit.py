@@ -26,7 +26,7 @@ from m3bert.trainers import (
     nested_states,
     truncate,
 )
-from tests.conftest import WORDS, assert_close, quiet, tiny_config
+from tests.conftest import WORDS, assert_close, quiet, refused, tiny_config
 from tests.trainers.tiny_run import run_two
 
 
@@ -288,8 +288,7 @@ def test_states_that_are_not_finite_are_refused_with_their_layer(model, tiny_tok
     ],
 )
 def test_a_plan_refuses_what_is_not_legal(model, tiny_tokenizer, changes, message):
-    with pytest.raises(ValueError, match=message):
-        FitPlan.of(model, tiny_tokenizer, FitOptions(**changes))
+    refused(message, FitPlan.of, model, tiny_tokenizer, FitOptions(**changes))
 
 
 @pytest.mark.parametrize(
@@ -342,8 +341,7 @@ def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer,
 def test_another_pooling_than_was_fitted_is_refused_and_both_are_named(model, tiny_tokenizer, tmp_path):
     fit_exits(model, tiny_tokenizer, random_texts(100), pooling="mean")
     message = "The exits were fitted with pooling='mean', not 'cls'"
-    with pytest.raises(ValueError, match=message):
-        GridEncoder(model, tiny_tokenizer, Grid.parse("2x8"), pooling="cls")
+    refused(message, GridEncoder, model, tiny_tokenizer, Grid.parse("2x8"), pooling="cls")
     with pytest.raises(ValueError, match=message):
         args = NestedTrainingArguments(**quiet(tmp_path))
         NestedTrainer(model, Contrastive(Grid.parse("2x8"), pooling="cls"), args, lambda x: x)

@@ -18,7 +18,7 @@ from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertModel
 from m3bert.models.settings import MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, EmbeddingSettings
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid, Projection
-from tests.conftest import quiet, tiny_config, write_modules
+from tests.conftest import quiet, save, tiny_config, write_modules
 
 
 LIBRARY = "sentence_transformers"
@@ -27,9 +27,7 @@ LIBRARY = "sentence_transformers"
 @pytest.fixture
 def m3bert_folder(tiny_model, tiny_tokenizer, tmp_path) -> Path:
     """The tiny m3BERT with its tokenizer, and nothing of sentence-transformers."""
-    tiny_model.save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
-    return tmp_path / "encoder"
+    return save(tmp_path / "encoder", tiny_model, tiny_tokenizer)
 
 
 def trainer_of(model, tokenizer, sentences, folder, **changes) -> ContrastiveTrainer:
@@ -121,8 +119,7 @@ def test_a_trainer_writes_them_without_the_library(
 def test_adapters_are_read_with_their_pooling(m3bert_folder, tiny_tokenizer, sentences, tmp_path):
     library = pytest.importorskip(LIBRARY)
     model = get_peft_model(
-        M3BertModel.from_pretrained(m3bert_folder),
-        LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False),
+        M3BertModel.from_pretrained(m3bert_folder), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     )
     trainer = trainer_of(model, tiny_tokenizer, sentences, tmp_path / "adapter", pooling="cls", grid="6x32")
     trainer.train()

@@ -24,7 +24,7 @@ from m3bert.hub_cards.training_record import (
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
 from m3bert.utils import papers
-from tests.conftest import quiet, tiny_config
+from tests.conftest import quiet, refused, tiny_config
 from tests.published import contrastive_trainer
 from tests.trainers.tiny_run import quiet_model
 
@@ -65,8 +65,7 @@ def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
     assert record.objective == "MRL" and record.grid == "2,4,6x8,16,32"
     assert str(tmp_path) not in (tmp_path / RECORD_FILE).read_text()
     (tmp_path / RECORD_FILE).write_text("{}")
-    with pytest.raises(ValueError, match="is not a training record"):
-        TrainingRecord.find(tmp_path)
+    refused("is not a training record", TrainingRecord.find, tmp_path)
 
 
 @pytest.mark.parametrize("paper", [paper for paper in vars(papers).values() if isinstance(paper, papers.Paper)])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import pytest
 import torch
 
 from m3bert.modeling import M3BertModel
@@ -23,13 +22,6 @@ def affine(inputs: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
 def halves(*shape: int) -> torch.Tensor:
     """Random numbers that float16 represents exactly, so that saving does not change them."""
     return torch.randn(*shape).half().float()
-
-
-def assert_refused(request: Callable[[], object], message: str) -> None:
-    """A request raises a ValueError of one line."""
-    with pytest.raises(ValueError, match=message) as error:
-        request()
-    assert "\n" not in str(error.value)
 
 
 def random_paths(encoder: M3BertModel, paths: Mapping[int, list[int]]) -> dict[int, tuple[list[int], dict]]:

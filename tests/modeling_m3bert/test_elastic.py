@@ -26,7 +26,8 @@ from transformers import (
 from m3bert.modeling.configuration_elastic import Elasticity, set_layers
 from m3bert.modeling.files_elastic import fingerprint_of
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, static_vectors
-from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, assert_refused, halves
+from tests.conftest import refused
+from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves
 
 
 SIZES = {
@@ -371,7 +372,7 @@ def test_a_damaged_repository_is_refused(name, modernbert, tmp_path):
     damage, message = DAMAGED[name]
     modernbert.model.save_pretrained(tmp_path / "repository")
     damage(tmp_path / "repository")
-    assert_refused(lambda: AutoModel.from_pretrained(tmp_path / "repository", **REMOTE), message)
+    refused(message, AutoModel.from_pretrained, tmp_path / "repository", **REMOTE)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +385,7 @@ def test_a_damaged_repository_is_refused(name, modernbert, tmp_path):
     ],
 )
 def test_a_size_that_there_is_not_is_refused(auto, size, message, modernbert):
-    assert_refused(lambda: auto.from_pretrained(modernbert.folder, **REMOTE, **size), message)
+    refused(message, auto.from_pretrained, modernbert.folder, **REMOTE, **size)
 
 
 def test_the_fingerprint_sees_every_tensor(tmp_path):

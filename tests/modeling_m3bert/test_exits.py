@@ -15,7 +15,7 @@ from m3bert.modeling import (
     M3BertForTokenClassification,
     M3BertModel,
 )
-from tests.conftest import padded_batch, tiny_config
+from tests.conftest import padded_batch, refused, tiny_config
 from tests.modeling_m3bert.static_models import WIDTH, affine
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
@@ -74,8 +74,7 @@ def test_a_cut_has_its_own_exit_and_no_other(tmp_path):
     # Layer 2 lost its exit: its raw states would not be what the full model gives.
     assert again.config.legal_layers == [1, 3, 4]
     batch = padded_batch()
-    with pytest.raises(ValueError, match="output_layer=2 is not available here; legal values: 1, 3, 4"):
-        again(**batch, output_layer=2)
+    refused("output_layer=2 is not available here; legal values: 1, 3, 4", again, **batch, output_layer=2)
     with torch.no_grad():
         for layer in (1, 4):
             expected = full(**batch, output_layer=layer, output_dim=16).last_hidden_state
@@ -90,12 +89,7 @@ def test_a_model_of_new_weights_has_no_exits():
 
 
 @pytest.mark.parametrize(
-    "model_class",
-    [
-        M3BertForMaskedLM,
-        M3BertForSequenceClassification,
-        M3BertForTokenClassification,
-    ],
+    "model_class", [M3BertForMaskedLM, M3BertForSequenceClassification, M3BertForTokenClassification]
 )
 def test_heads_read_the_state_after_the_exit(tmp_path, model_class):
     model = with_exits(model_class=model_class)

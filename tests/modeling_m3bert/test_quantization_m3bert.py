@@ -25,6 +25,7 @@ from m3bert.modeling.quantization_m3bert import (
     thermometer,
     unpack_bits,
 )
+from tests.conftest import refused
 
 
 WIDTH = 24
@@ -267,8 +268,7 @@ def test_codes_of_another_quantizer_are_refused():
         lambda: other.hamming(codes, other.encode(vectors, "qama-2")),
         lambda: other.hamming(other.encode(vectors, "qama-2"), codes),
     ):
-        with pytest.raises(ValueError, match=f"from another quantizer \\({codes.fingerprint}, .*encode the texts aga"):
-            call()
+        refused(f"from another quantizer \\({codes.fingerprint}, .*encode the texts aga", call)
     assert make_quantizer(layers=[2, 6]).fingerprint != quantizer.fingerprint
 
 
@@ -299,8 +299,7 @@ def test_codes_are_saved_with_all_that_belongs_to_them(tmp_path, code):
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(make_quantizer(), embeddings(9, torch.float64))
+    refused(message, call, make_quantizer(), embeddings(9, torch.float64))
 
 
 REMOTE = """

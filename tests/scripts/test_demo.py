@@ -18,6 +18,7 @@ from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
 from tests.browser import browser, free_port
+from tests.conftest import save
 from tests.modeling_m3bert.static_models import give_table
 
 
@@ -83,8 +84,7 @@ def test_queries_of_every_exit_search_documents_of_the_last_layer(with_exits, se
 def test_a_model_is_loaded_with_exits_and_quantizer(with_exits, tiny_tokenizer, tmp_path, sentences):
     quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6])).eval()
     quantizer.initialize(torch.randn(300, 32))
-    with_exits.model.save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, with_exits.model, tiny_tokenizer)
     write_quantizer(tmp_path, quantizer)
     loaded = demo.load(EncoderArguments(model_name_or_path=str(tmp_path), grid="2x8,12"))
     assert str(loaded.grid) == "6x8,12,32"
@@ -113,8 +113,7 @@ def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
 
 @pytest.mark.parametrize(("layer", "code", "line"), [(2, "int8", ', precision="int8")'), (6, "float32", "(texts)")])
 def test_the_snippet_loads_the_chosen_size(with_exits, tiny_tokenizer, tmp_path, sentences, layer, code, line):
-    with_exits.model.save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, with_exits.model, tiny_tokenizer)
     loaded = demo.load(EncoderArguments(model_name_or_path=str(tmp_path)))
     python = demo.snippet(loaded, layer, 12, code)
     assert line in python
@@ -130,8 +129,7 @@ def test_the_snippet_loads_the_chosen_size(with_exits, tiny_tokenizer, tmp_path,
 def served(with_exits, tiny_tokenizer, tmp_path):
     """Address of `m3bert demo` in a process of its own."""
     pytest.importorskip("gradio", reason="the page needs gradio")
-    with_exits.model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", with_exits.model, tiny_tokenizer)
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(free_port()), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "m3bert", "demo", "--model_name_or_path", str(tmp_path / "model")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

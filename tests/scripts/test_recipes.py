@@ -6,12 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from transformers import (
-    BertConfig,
-    ModernBertConfig,
-    Qwen3Config,
-    XLMRobertaConfig,
-)
+from transformers import BertConfig, ModernBertConfig, Qwen3Config, XLMRobertaConfig
 
 from m3bert.commands import recipes, train
 from m3bert.modeling import M3BertConfig

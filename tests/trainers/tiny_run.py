@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from torch import nn
@@ -115,6 +116,12 @@ def assert_same_weights(first: nn.Module, second: nn.Module, atol: float = 1e-6)
     scale = max(1.0, *(tensor.abs().max().item() for tensor in theirs.values() if tensor.is_floating_point()))
     for name, expected in theirs.items():
         torch.testing.assert_close(ours[name], expected, atol=scale * atol, rtol=1e-5, msg=f"{name} differs")
+
+
+def assert_terms_sum_to_the_loss(trainer: NestedTrainer) -> None:
+    """In the one entry that is logged of a step."""
+    (log,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(value for name, value in log.items() if name.startswith("mlm_")) == pytest.approx(log["loss"], rel=1e-4)
 
 
 class WithProjector(Objective):

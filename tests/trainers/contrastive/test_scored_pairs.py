@@ -6,6 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from m3bert.encode.states import nested_states
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
 from m3bert.trainers.embedding.scored_losses import (
@@ -15,7 +16,7 @@ from m3bert.trainers.embedding.scored_losses import (
     nested_pair_cosines,
     nested_pair_products,
 )
-from tests.conftest import quiet
+from tests.conftest import quiet, refused
 from tests.trainers.tiny_run import quiet_model
 
 
@@ -61,17 +62,12 @@ def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_p
     inputs = trainer.data_collator([trainer.train_dataset[row] for row in range(16)])
     outputs = trainer.nested(**inputs)
     losses = []
+    columns = [
+        {name: inputs[column][name] for name in ("input_ids", "attention_mask")} for column in list(inputs)[:-1]
+    ]
+    states = [nested_states(trainer.backbone, column, (2, 6)) for column in columns]
     for layer in (2, 6):
-        names = ("input_ids", "attention_mask")
-        states = [
-            trainer.backbone(**{name: inputs[column][name] for name in names}, output_layer=layer)
-            for column in list(inputs)[:-1]
-        ]
-        masks = [inputs[column]["attention_mask"][..., None] for column in list(inputs)[:-1]]
-        first, *others = (
-            (state.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
-            for state, mask in zip(states, masks, strict=True)
-        )
+        first, *others = (state.pooled(layer) for state in states)
         similarities = torch.stack([measure(first, other, (8, 32)) for other in others], dim=-1)
         if loss == "margin_mse":
             losses.append(margin_mse(similarities, inputs["labels"]))
@@ -88,8 +84,7 @@ def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_p
     ],
 )
 def test_arguments_out_of_range_are_named(values, message):
-    with pytest.raises(ValueError, match=message):
-        ScoredPairs(Grid.parse("6x32"), **values)
+    refused(message, ScoredPairs, Grid.parse("6x32"), **values)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer, BertModel, Trainer, TrainerCa
 
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, Teacher
-from tests.conftest import quiet, write_modules
+from tests.conftest import quiet, refused, save
 from tests.trainers.tiny_run import bert_config, quiet_model, weights
 
 
@@ -24,10 +24,7 @@ def pairs(sentences):
 @pytest.fixture
 def folder(tmp_path, tiny_tokenizer):
     """An encoder with its tokenizer, pooled by [CLS] and published for texts of 24 tokens."""
-    quiet_model().model.save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
-    write_modules(tmp_path / "encoder", width=32, pooling="cls", max_length=24)
-    return tmp_path / "encoder"
+    return save(tmp_path / "encoder", quiet_model().model, tiny_tokenizer, pooling="cls", max_length=24)
 
 
 def options(tmp_path, **changes):
@@ -183,8 +180,7 @@ def test_callbacks_get_a_model_that_saves_what_loads_and_no_token(folder, pairs,
 def test_what_is_not_one_model_that_reads_all_tokens_is_refused(folder, pairs, tmp_path):
     args = ContrastiveConfig(**options(tmp_path))
     for none in ({"model": None, "model_init": lambda: folder}, {"model": lambda trial: folder}):
-        with pytest.raises(ValueError, match="make one for each trial and compare"):
-            ContrastiveTrainer(args=args, train_dataset=pairs, **none)
+        refused("make one for each trial and compare", ContrastiveTrainer, args=args, train_dataset=pairs, **none)
     with pytest.raises(ValueError, match="make one for each trial and compare"):
         ContrastiveTrainer(folder, args, train_dataset=pairs).hyperparameter_search()
     model, tokenizer = AutoModel.from_pretrained(folder, trust_remote_code=True), AutoTokenizer.from_pretrained(folder)
@@ -196,8 +192,7 @@ def test_what_is_not_one_model_that_reads_all_tokens_is_refused(folder, pairs, t
     model.resize_token_embeddings(len(tokenizer))
     with pytest.raises(ValueError, match=f"has {rows} token embeddings, and this model {rows + 2}. Save the resized"):
         ContrastiveTrainer(model, args, tokenizer, pairs, peft_config=lora())
-    model.save_pretrained(tmp_path / "resized")
-    tokenizer.save_pretrained(tmp_path / "resized")
+    save(tmp_path / "resized", model, tokenizer)
     trainer = ContrastiveTrainer(tmp_path / "resized", args, train_dataset=pairs, peft_config=lora())
     trainer.train()
     trainer.save_model(str(tmp_path / "adapter"))

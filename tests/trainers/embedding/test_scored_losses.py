@@ -32,39 +32,6 @@ def test_products_and_cosines_are_those_of_prefixes():
         torch.testing.assert_close(cosines[row], torch.cosine_similarity(a, b))
 
 
-def test_angles_are_those_of_complex_numbers():
-    first, second = sides()
-    found = nested_pair_angles(first, second, DIMS)
-    for row, dim in enumerate(DIMS):
-        half = (dim + 1) // 2
-        for text in range(len(first)):
-            z, w = (
-                torch.complex(*torch.nn.functional.pad(side[text, :dim], (0, dim % 2)).split(half))
-                / side[text, :dim].norm()
-                for side in (first, second)
-            )
-            product = (z * w.conj()).sum()
-            torch.testing.assert_close(found[row, text], (product.real + product.imag).abs())
-
-
-def test_cosent_is_a_sum_over_ordered_pairs():
-    similarities = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
-    scores = torch.tensor([0.1, 0.5, 0.5, 0.9, 0.0, 0.1, 1.0])
-    expected = []
-    for values in similarities:
-        total = torch.ones((), dtype=torch.float64)
-        for i in range(7):
-            for j in range(7):
-                if scores[i] < scores[j]:
-                    total = total + ((values[i] - values[j]) / 0.3).exp()
-        expected.append(total.log())
-    found, expected = cosent(similarities, scores, temperature=0.3), torch.stack(expected)
-    torch.testing.assert_close(found, expected)
-    weights = torch.rand(3, dtype=torch.float64)
-    gradients = [torch.autograd.grad((its * weights).sum(), similarities)[0] for its in (found, expected)]
-    torch.testing.assert_close(*gradients)
-
-
 def test_equal_scores_and_low_precision_give_no_nan():
     similarities = torch.randn(2, 4, dtype=torch.bfloat16, requires_grad=True)
     loss = cosent(similarities, torch.ones(4), temperature=0.05)

@@ -7,13 +7,8 @@ import torch
 
 from m3bert.trainers import Composition, Contrastive, Grid, NestedModel
 from m3bert.trainers.exit_distillation.cross_depth import CrossDepth
-from tests.conftest import padded_batch, tiny_config
-from tests.trainers.pooled_texts import (
-    TAU,
-    assert_same as assert_same_as,
-    batch_of,
-    info_nce,
-)
+from tests.conftest import padded_batch, refused, tiny_config
+from tests.trainers.pooled_texts import TAU, assert_same as assert_same_as, batch_of, info_nce
 from tests.trainers.tiny_run import named
 
 
@@ -66,9 +61,6 @@ def test_identity_and_bad_arguments():
     assert identity.name == "CrossDepth" and identity.papers == () and "sentence-similarity" in identity.tags
     assert identity.equation.endswith("against positives at layer 3, sum over the grid")
     assert CrossDepth(Grid.parse("1,2x8"), document_layer=3).layers == [1, 2, 3]
-    with pytest.raises(ValueError, match="reduction='max' is unknown; legal values: sum, mean"):
-        CrossDepth(GRID, reduction="max")
-    with pytest.raises(ValueError, match="document_layer=2 must be 3 or more, the deepest of the grid"):
-        CrossDepth(GRID, document_layer=2)
-    with pytest.raises(ValueError, match=r"layers 1\.\.6 .*outside of it: 9x"):
-        CrossDepth(GRID, document_layer=9).validate(tiny_config())
+    refused("reduction='max' is unknown; legal values: sum, mean", CrossDepth, GRID, reduction="max")
+    refused("document_layer=2 must be 3 or more, the deepest of the grid", CrossDepth, GRID, document_layer=2)
+    refused(r"layers 1\.\.6 .*outside of it: 9x", CrossDepth(GRID, document_layer=9).validate, tiny_config())

@@ -13,7 +13,7 @@ from m3bert.trainers import (
     MultigranularMLM,
     NestedModel,
 )
-from tests.conftest import assert_close, quiet
+from tests.conftest import assert_close, quiet, refused
 from tests.trainers.m3bert_mlm.test_divergence import naive as naive_head
 from tests.trainers.tiny_run import (
     GRID,
@@ -58,11 +58,7 @@ def naive(model, pairs, weight, temperature, reverse):
 def test_loss_and_gradients_are_those_of_whole_logits(text, pairs, direction):
     model = quiet_model()
     objective = MatryoshkaDistillation(
-        GRID,
-        pairs=text,
-        distillation_weight=0.7,
-        distillation_temperature=2.0,
-        distillation_direction=direction,
+        GRID, pairs=text, distillation_weight=0.7, distillation_temperature=2.0, distillation_direction=direction
     )
     loss = NestedModel(model, objective)(**batch())["loss"]
     expected = naive(model, pairs, 0.7, 2.0, direction == "reverse")
@@ -144,8 +140,7 @@ def test_looking_at_the_teacher_changes_nothing(tiny_tokenizer, sentences, tmp_p
 
 
 def test_pairs_are_needed(tiny_tokenizer, sentences, tmp_path):
-    with pytest.raises(ValueError, match="needs pairs='teacher>student'"):
-        trainer(quiet_model(), tiny_tokenizer, sentences, tmp_path, pairs=None)
+    refused("needs pairs='teacher>student'", trainer, quiet_model(), tiny_tokenizer, sentences, tmp_path, pairs=None)
 
 
 def step(tokenizer, folder, batch_size, **changes):
@@ -159,10 +154,14 @@ def step(tokenizer, folder, batch_size, **changes):
 STEP_OF_TWO = """
 from tests.conftest import tiny_tokenizer
 from tests.trainers.m3bert_mlm.test_matryoshka_distillation import step
-trainer = step(tiny_tokenizer.__wrapped__(), Path(sys.argv[1]) / "two", 8, ddp_backend="gloo")
+from tests.trainers.tiny_run import assert_terms_sum_to_the_loss
+changes = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
+trainer = step(tiny_tokenizer.__wrapped__(), Path(sys.argv[1]) / "two", 4, **changes)
 assert trainer.accelerator.num_processes == 2
 trainer.train()
 trainer.save_model()
+if trainer.is_world_process_zero():
+    assert_terms_sum_to_the_loss(trainer)
 """
 
 

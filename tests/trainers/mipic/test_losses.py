@@ -1,8 +1,6 @@
-"""SIA's losses against naive references written here, a text and a dim at a time; teachers get no gradient."""
+"""SIA's losses at their edges, and its alignment of tokens at every size; its attention is in test_sia.py."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -14,7 +12,8 @@ from m3bert.trainers.mipic.losses import (
     prefix_attention_scores,
     token_importance,
 )
-from tests.trainers.naive import TOLERANCES, assert_computed_in_float32, assert_equal_with_gradients, divergence
+from tests.trainers.mipic.test_sia import centred_cka
+from tests.trainers.naive import TOLERANCES, assert_computed_in_float32, assert_equal_with_gradients
 
 
 WIDTH, DIMS, LENGTHS = 13, (1, 5, 12), (7, 4, 2, 1, 0)
@@ -32,9 +31,21 @@ def masks(padding):
     return mask, positions, mask.scatter(1, positions[:, None], False)
 
 
-def attention_inputs(dtype=torch.float64, projections=DIMS):
-    states = torch.randn(len(LENGTHS), max(LENGTHS), WIDTH, dtype=dtype, requires_grad=True)
-    return states, *(torch.randn(dim, WIDTH, dtype=dtype).div(dim**0.5).requires_grad_() for dim in projections)
+def attention_inputs():
+    states = torch.randn(len(LENGTHS), max(LENGTHS), WIDTH, requires_grad=True)
+    return states, *(torch.randn(dim, WIDTH).div(dim**0.5).requires_grad_() for dim in DIMS)
+
+
+def naive_cka(states, counts, dims):
+    """Of each text at each dim, with a full width that is detached; less than two tokens have none."""
+    rows = []
+    for text, row in zip(states, counts.tolist(), strict=True):
+        losses = [
+            1 - centred_cka(text[:count, :dim], text[:count].detach()) if count > 1 else text.new_zeros(())
+            for dim, count in zip(dims, row, strict=True)
+        ]
+        rows.append(torch.stack(losses))
+    return torch.stack(rows)
 
 
 def token_states(rows, width, dtype=torch.float64):
@@ -44,88 +55,20 @@ def token_states(rows, width, dtype=torch.float64):
     return states
 
 
-def attention_losses(states, *projections, padding="right", temperature=0.3):
+def attention_losses(states, *projections, padding="right"):
     """The functions as they are used together: the anchors are some of the states."""
     _, positions, tokens = masks(padding)
     anchors = states[torch.arange(len(states)), positions]
     dims = [len(each) for each in projections]
     scores = prefix_attention_scores([states], [anchors], [torch.cat(projections)], dims)
-    return attention_divergence(scores, token_importance(states, anchors), tokens, temperature=temperature)
-
-
-def naive_attention(states, *projections, padding="right", temperature=0.3):
-    _, positions, tokens = masks(padding)
-    rows = []
-    for text, position, real in zip(states, positions, tokens, strict=True):
-        anchor, others = text[position].detach(), [token for token, kept in zip(text, real, strict=True) if kept]
-        if not others:
-            rows.append(text.new_zeros(len(projections)))
-            continue
-        teacher = torch.stack([anchor @ token.detach() for token in others]) / WIDTH**0.5 / temperature
-        row = []
-        for matrix in projections:
-            student = torch.stack([anchor @ (matrix.T @ token[: len(matrix)]) for token in others]) / WIDTH**0.5
-            row.append(divergence(student / temperature, teacher))
-        rows.append(torch.stack(row))
-    return torch.stack(rows)
-
-
-def naive_cka(states, counts, dims):
-    """1 - CKA in feature space: states centred over tokens, covariances of features (Eqs. 8 to 12)."""
-    rows = []
-    for text, row in zip(states, counts.tolist(), strict=True):
-        losses = []
-        for dim, count in zip(dims, row, strict=True):
-            if count < 2:
-                losses.append(text.new_zeros(()))
-                continue
-            student, teacher = text[:count, :dim], text[:count].detach()
-            student, teacher = student - student.sum(dim=0) / count, teacher - teacher.sum(dim=0) / count
-            shared = (student.T @ teacher).square().sum()
-            losses.append(1 - shared / ((student.T @ student).norm() * (teacher.T @ teacher).norm()))
-        rows.append(torch.stack(losses))
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_token_importance_equals_the_product(dtype):
-    states, anchors = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((3, 4, WIDTH), (3, WIDTH)))
-    expected = torch.stack(
-        [
-            torch.stack([(anchor * token).sum() for token in text]) / math.sqrt(WIDTH)
-            for text, anchor in zip(states.detach().double(), anchors.detach().double(), strict=True)
-        ]
-    )
-    actual = token_importance(states, anchors)
-    torch.testing.assert_close(actual.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
-    assert not actual.requires_grad
-
-
-@pytest.mark.parametrize("temperature", [0.3, 5.0])
-@pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_attention_through_prefixes_equals_the_naive_loop(dtype, padding, temperature):
-    """In the naive gradient the anchor and the full width are detached."""
-    mask, _, tokens = masks(padding)
-    gradient, *_ = assert_equal_with_gradients(
-        lambda *inputs: attention_losses(*inputs, padding=padding, temperature=temperature),
-        lambda *inputs: naive_attention(*inputs, padding=padding, temperature=temperature),
-        attention_inputs(),
-        dtype,
-    )
-    assert (mask & ~tokens).any()
-    assert (gradient[~tokens] == 0).all()
-    assert (gradient[:, :, DIMS[-1] :] == 0).all()
-    # Three tokens and more share attention; a token of its own has all of it.
-    assert (gradient[tokens.sum(dim=1) > 1].abs().sum(dim=(1, 2)) > 0).all()
-    assert (gradient[tokens.sum(dim=1) < 2] == 0).all()
+    return attention_divergence(scores, token_importance(states, anchors), tokens, temperature=0.3)
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("content", [0.0, -1e15, 1e30])
 def test_padding_receives_no_attention(padding, content):
     mask = masks(padding)[0]
-    states, *projections = attention_inputs(torch.float32)
+    states, *projections = attention_inputs()
     found = []
     for inputs in (states, states.detach().masked_fill(~mask[:, :, None], content).requires_grad_()):
         losses = attention_losses(inputs, *projections, padding=padding)
@@ -234,7 +177,7 @@ def test_without_tokens_or_texts_there_is_no_cka_loss(shape):
 
 
 def test_half_precision_and_autocast_are_computed_in_float32():
-    states, *projections = attention_inputs(torch.float32)
+    states, *projections = attention_inputs()
     counts = torch.tensor([[2, 4, 7], [2, 3, 4], [2, 2, 2], [1, 1, 1], [0, 0, 0]])
     assert token_importance(states.bfloat16(), states[:, 0].bfloat16()).dtype == torch.float32
     assert_computed_in_float32(attention_losses, [states, *projections])

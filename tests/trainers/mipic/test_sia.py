@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from m3bert.trainers import SIA, NestedBatch
-from tests.trainers.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
+from tests.trainers.token_texts import DIMS, GRID, MASKS, WIDTH, assert_same, make_batch
 
 
 def centred_cka(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -45,15 +45,15 @@ def naive_sia(objective: SIA, batch: NestedBatch, temperature: float, shares: li
     return total / texts
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("shares", "smallest"), [([0.3, 0.7], 2), ([0.2, 0.5], 8)])
-def test_sia_equals_its_equations(shares, smallest, causal):
-    objective = SIA(GRID, temperature=0.7, token_shares=shares, smallest_token_count=smallest).double()
+@pytest.mark.parametrize(("causal", "left"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("shares", "smallest", "temperature"), [([0.3, 0.7], 2, 0.3), ([0.2, 0.5], 8, 5.0)])
+def test_sia_equals_its_equations(shares, smallest, temperature, causal, left):
+    objective = SIA(GRID, temperature=temperature, token_shares=shares, smallest_token_count=smallest).double()
     with torch.no_grad():
         for projection in objective.projections.values():
             projection += 0.1 * torch.randn_like(projection)
-    batch = make_batch(causal=causal)
-    found = assert_same(objective, batch, naive_sia(objective, batch, 0.7, shares, smallest))
+    batch = make_batch({name: mask.flip(1) if left else mask for name, mask in MASKS.items()}, causal)
+    found = assert_same(objective, batch, naive_sia(objective, batch, temperature, shares, smallest))
     for name, gradient in found.items():
         if name.startswith("view"):
             assert not gradient[..., DIMS[-1] :].any(), "the full width is a teacher"

@@ -29,7 +29,7 @@ from m3bert.trainers import (
     fit_exits,
 )
 from m3bert.trainers.qama.trainer import sample_of
-from tests.conftest import assert_close, quiet, tiny_config, write_modules
+from tests.conftest import assert_close, quiet, refused, save, tiny_config, write_modules
 from tests.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 
@@ -49,10 +49,7 @@ def published(tiny_tokenizer, tmp_path_factory):
     torch.manual_seed(5)
     model = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0)).eval()
     fit_exits(model, tiny_tokenizer, TEXTS, layers=[4])
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    write_modules(folder, width=32, max_length=48)
-    return folder
+    return save(folder, model, tiny_tokenizer, max_length=48)
 
 
 def quantizing(folder, output, tokenizer, columns=None, **changes) -> QAMATrainer:
@@ -266,8 +263,7 @@ def test_the_default_grid_halves_the_width_and_the_default_teacher_is_the_model(
     ],
 )
 def test_what_does_not_fit_is_refused(published, tiny_tokenizer, tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        quantizing(published, tmp_path, tiny_tokenizer, **changes)
+    refused(message, quantizing, published, tmp_path, tiny_tokenizer, **changes)
 
 
 def test_a_teacher_of_another_width_is_refused(published, encoder_folder, tiny_tokenizer, tmp_path):
@@ -283,8 +279,7 @@ def test_a_frozen_encoder_must_be_what_its_folder_has(published, tiny_tokenizer,
     cut = AutoModel.from_pretrained(published, output_layer=4)
     with pytest.raises(ValueError, match="The frozen encoder has the size 4x32, but .* was saved with 6x32: save"):
         QAMATrainer(cut, QAMAConfig(**arguments), tiny_tokenizer, dataset)
-    cut.save_pretrained(tmp_path / "cut")
-    tiny_tokenizer.save_pretrained(tmp_path / "cut")
+    save(tmp_path / "cut", cut, tiny_tokenizer)
     model = AutoModel.from_pretrained(tmp_path / "cut")
     trainer = QAMATrainer(model, QAMAConfig(**arguments), tiny_tokenizer, dataset)
     trainer.train()
@@ -294,9 +289,7 @@ def test_a_frozen_encoder_must_be_what_its_folder_has(published, tiny_tokenizer,
 def test_a_frozen_encoder_keeps_its_published_settings(tiny_tokenizer, tmp_path):
     """Pooling, prompts and length, also after training."""
     folder = tmp_path / "model"
-    M3BertModel(tiny_config()).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    write_modules(folder, width=32, max_length=9, pooling="cls", prompts={"query": "ask: "})
+    save(folder, M3BertModel(tiny_config()), tiny_tokenizer, max_length=9, pooling="cls", prompts={"query": "ask: "})
     trainer = quantizing(folder, tmp_path, tiny_tokenizer, max_length=None)
     expected = SentenceTransformer(str(folder)).encode(TEXTS[:5])
     np.testing.assert_allclose(trainer.teacher.of(TEXTS[:5]).numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -319,15 +312,13 @@ def test_settings_that_a_frozen_encoder_cannot_take_are_refused(
 ):
     folder = shutil.copytree(published, tmp_path / "model")
     write_modules(folder, **{"width": 32, "max_length": 48, **settings})
-    with pytest.raises(ValueError, match=message):
-        quantizing(folder, tmp_path, tiny_tokenizer, pooling="mean", max_length=48)
+    refused(message, quantizing, folder, tmp_path, tiny_tokenizer, pooling="mean", max_length=48)
 
 
 def test_the_default_teacher_has_the_pooling_of_the_run(tiny_tokenizer, tmp_path):
     """A folder without modules would be read with the mean."""
     model = M3BertModel(tiny_config())
-    model.save_pretrained(tmp_path / "plain")
-    tiny_tokenizer.save_pretrained(tmp_path / "plain")
+    save(tmp_path / "plain", model, tiny_tokenizer)
     trainer = quantizing(tmp_path / "plain", tmp_path, tiny_tokenizer, pooling="cls")
     expected = Teacher(str(tmp_path / "plain"), pooling="cls", max_length=48).embed(TEXTS, tmp_path / "other")
     torch.testing.assert_close(trainer.teacher.of(TEXTS[:5]), expected.of(TEXTS[:5]))
