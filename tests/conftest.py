@@ -146,17 +146,10 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        cls_token="<s>",
-        pad_token="<pad>",
-        eos_token="</s>",
-        sep_token="</s>",
-        unk_token="<unk>",
-        mask_token="<mask>",
-        model_max_length=48,
+        tokenizer_object=tokenizer, bos_token="<s>", cls_token="<s>", pad_token="<pad>", eos_token="</s>",
+        sep_token="</s>", unk_token="<unk>", mask_token="<mask>", model_max_length=48,
         model_input_names=["input_ids", "attention_mask"],
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -228,12 +221,9 @@ def only_hub(hub, monkeypatch, tmp_path_factory) -> HubServer:
     from huggingface_hub import constants, hf_api
 
     values = {
-        "ENDPOINT": hub.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_OFFLINE": False,
-        "HF_HUB_DISABLE_XET": True,
-        "HF_HUB_CACHE": str(tmp_path_factory.mktemp("cache")),
-    }
+        "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "HF_HUB_CACHE": str(tmp_path_factory.mktemp("cache")),
+    }  # fmt: skip
     for name, value in values.items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(hf_api.api, "endpoint", hub.url)

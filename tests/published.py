@@ -28,13 +28,9 @@ def contrastive_trainer(
     """A trainer for two steps that leaves a checkpoint, with the state of the optimizer, in its folder."""
     pairs = Dataset.from_dict({"anchor": list(sentences[:24]), "positive": list(sentences[24:48])})
     values = {
-        "grid": GRID,
-        "max_steps": 2,
-        "per_device_train_batch_size": 8,
-        "max_length": 40,
-        "save_strategy": "steps",
+        "grid": GRID, "max_steps": 2, "per_device_train_batch_size": 8, "max_length": 40, "save_strategy": "steps",
         "save_steps": 2,
-    }
+    }  # fmt: skip
     config = ContrastiveConfig(**quiet(folder, **{**values, **changes}))
     return ContrastiveTrainer(model or M3BertModel(tiny_config()), config, tokenizer, pairs)
 

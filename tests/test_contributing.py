@@ -45,18 +45,10 @@ def test_the_example_trains_evaluates_and_gets_a_true_card(method, tmp_path, tin
     pairs.to_json(str(tmp_path / "pairs.jsonl"))
     folder = tmp_path / "run"
     options = {
-        "model_name_or_path": tmp_path / "model",
-        "train_files": tmp_path / "pairs.jsonl",
-        "output_dir": folder,
-        "grid": "2,6x8,32",
-        "max_steps": 2,
-        "max_length": 40,
-        "per_device_train_batch_size": 8,
-        "covariance_weight": 0.5,
-        "logging_steps": 1,
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
+        "model_name_or_path": tmp_path / "model", "train_files": tmp_path / "pairs.jsonl", "output_dir": folder,
+        "grid": "2,6x8,32", "max_steps": 2, "max_length": 40, "per_device_train_batch_size": 8,
+        "covariance_weight": 0.5, "logging_steps": 1, "report_to": "none", "disable_tqdm": True,
+    }  # fmt: skip
     arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     main([f"{method}:WhiteningConfig", *arguments, "--use_cpu"])
 

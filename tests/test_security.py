@@ -138,12 +138,9 @@ def sharded(tmp_path, encoder_folder) -> Path:
 
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
-    "GridEncoder": GridEncoder.from_pretrained,
-    "trainer": lambda folder: backbone_of(str(folder), None, AutoModel),
-    "convert": convert_to_m3bert,
-    "teacher": lambda folder: Teacher(str(folder)).load(),
-    "Checkpoint": Checkpoint,
-}
+    "GridEncoder": GridEncoder.from_pretrained, "trainer": lambda folder: backbone_of(str(folder), None, AutoModel),
+    "convert": convert_to_m3bert, "teacher": lambda folder: Teacher(str(folder)).load(), "Checkpoint": Checkpoint,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOADERS)

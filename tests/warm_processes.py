@@ -26,15 +26,10 @@ from typing import Any, NoReturn
 
 
 LIBRARIES = (
-    "torch",
-    "transformers.trainer",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.bert.modeling_bert",
-    "safetensors.torch",
-    "datasets",
-    "sentence_transformers",
-)
+    "torch", "transformers.trainer", "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto", "transformers.models.bert.modeling_bert", "safetensors.torch",
+    "datasets", "sentence_transformers",
+)  # fmt: skip
 MODULES = "modules"  # the folder of HF_MODULES_CACHE, beside the output of the processes
 
 

@@ -33,10 +33,6 @@ def results(tmp_path, monkeypatch) -> Path:
     return tmp_path / "benchmarks" / "results"
 
 
-def last_line(capsys) -> dict[str, object]:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
 def test_all_benchmarks_are_run_together():
     files = Path(_measure.__file__).parent.glob("[a-z]*.py")
     assert {*everything.NAMES} == {file.stem for file in files if "\nBENCHMARK = " in file.read_text(encoding="utf-8")}
@@ -79,7 +75,7 @@ def test_a_result_says_what_it_depends_on(results, capsys):
     assert written["versions"].keys() == {"torch", "transformers"}
     assert written.items() >= json.loads(said[-1]).items()
     BENCHMARK.main([])
-    assert last_line(capsys)["quick"] is False
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["quick"] is False
     full = json.loads((results / "example.json").read_text(encoding="utf-8"))
     assert full.keys() == written.keys(), "the same keys"
 

@@ -25,19 +25,11 @@ from tests.evaluation_data import write_rows
 MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": "2,6x8,32"})
 SETTINGS = {"per_device_train_batch_size": 4, "max_length": 16, "use_cpu": True, "save_steps": 2}
 TINY = Study(
-    name="tiny",
-    title="A study",
-    source="nobody",
-    methods={"MRL": MRL, "deep MRL": replace(MRL, settings={"grid": "6x8,32"})},
-    backbones=("real",),
-    grid="2,6x8,32",
-    steps=2,
-    settings=SETTINGS,
-    learning_rates=(1e-4, 1e-3),
-    development=("stsb-dev",),
-    families={"similarity": ("stsb",), "pairs": ("mrpc",)},
-    claims=(Claim("MRL", "deep MRL", "2x8,32", "nobody"),),
-)
+    name="tiny", title="A study", source="nobody",
+    methods={"MRL": MRL, "deep MRL": replace(MRL, settings={"grid": "6x8,32"})}, backbones=("real",), grid="2,6x8,32",
+    steps=2, settings=SETTINGS, learning_rates=(1e-4, 1e-3), development=("stsb-dev",),
+    families={"similarity": ("stsb",), "pairs": ("mrpc",)}, claims=(Claim("MRL", "deep MRL", "2x8,32", "nobody"),),
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -130,12 +130,9 @@ def study_of_paths(tmp_path, monkeypatch):
     with gzip.open(data / "cranfield" / "qrels.tsv.gz", "wt") as file:
         file.write("query-id\tcorpus-id\tscore\n" + "".join(f"q\t{n}\t1\n" for n in (0, 4, 8)))
     changed = {
-        "TESTS": {"tiny": ["cranfield"]},
-        "SYMMETRIC": {"tiny": []},
-        "RESULTS": tmp_path / "results",
-        "FOLDER": tmp_path,
-        "DEPTHS": {"tiny": [2]},
-    }
+        "TESTS": {"tiny": ["cranfield"]}, "SYMMETRIC": {"tiny": []}, "RESULTS": tmp_path / "results",
+        "FOLDER": tmp_path, "DEPTHS": {"tiny": [2]},
+    }  # fmt: skip
     for name, value in changed.items():
         monkeypatch.setattr(paths, name, value)
     return data

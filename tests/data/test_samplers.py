@@ -23,13 +23,9 @@ def sampler(order="proportional", *, size=4, ranks=1, rank=0, drop_last=True, se
     return MultiDatasetBatchSampler(parts, STARTS, order=order, seed=seed, rank=rank)
 
 
-def set_of(row: int) -> int:
-    return int(np.searchsorted(STARTS, row, side="right")) - 1
-
-
 def sets_of(batches) -> list[int]:
     """The data set of each batch, whose rows are all of it."""
-    actual = [{set_of(row) for row in batch} for batch in batches]
+    actual = [{int(row) for row in np.searchsorted(STARTS, batch, side="right") - 1} for batch in batches]
     assert all(len(each) == 1 for each in actual)
     return [each.pop() for each in actual]
 

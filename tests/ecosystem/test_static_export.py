@@ -49,13 +49,9 @@ def tokenizers(tiny_tokenizer):
 def vectors_of(encoder: GridEncoder, size: Granularity, role: str | None = None):
     """Normalised vectors of the texts at a size; without a role, without a prompt."""
     alone = GridEncoder(
-        encoder.model,
-        encoder.tokenizer,
-        Grid((size,)),
-        pooling=encoder.pooling,
-        max_length=encoder.max_length,
+        encoder.model, encoder.tokenizer, Grid((size,)), pooling=encoder.pooling, max_length=encoder.max_length,
         prompts=encoder.prompts if role else {},
-    )
+    )  # fmt: skip
     return alone.encode(TEXTS, role=role or "query").at(size, normalize=True).contiguous()
 
 
@@ -111,11 +107,8 @@ def test_what_model2vec_cannot_reproduce(tokenizers, tmp_path):
     save_static(tmp_path / "model", tokenizer, ignored=[0, 1, 2])
     export_static(Checkpoint(tmp_path / "model"), folder)
     texts = [
-        "read the list",
-        "zebra in a zebra",
-        "<unk> list",
-        f"{'the ' * 20}{'remove ' * 10}" + "read from text " * 9,
-    ]
+        "read the list", "zebra in a zebra", "<unk> list", f"{'the ' * 20}{'remove ' * 10}" + "read from text " * 9,
+    ]  # fmt: skip
     encoder = Checkpoint(tmp_path / "model").encoder(Grid.parse("0x32"))
     bare = GridEncoder(encoder.model, encoder.tokenizer, encoder.grid, max_length=encoder.max_length)
     expected = bare.encode(texts).at(Granularity(0, 32), normalize=True).numpy()

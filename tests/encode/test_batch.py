@@ -173,13 +173,10 @@ def test_every_text_is_encoded_once_with_masks_of_its_own(mini_batch_size):
 
 def test_rows_of_several_texts_are_left_alone(tiny_model):
     flat = {
-        "input_ids": torch.randint(5, 99, (1, 7)),
-        "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]]),
+        "input_ids": torch.randint(5, 99, (1, 7)), "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]]),
         "cu_seq_lens_q": torch.tensor([0, 4, 7], dtype=torch.int32),
-        "cu_seq_lens_k": torch.tensor([0, 4, 7], dtype=torch.int32),
-        "max_length_q": 4,
-        "max_length_k": 4,
-    }
+        "cu_seq_lens_k": torch.tensor([0, 4, 7], dtype=torch.int32), "max_length_q": 4, "max_length_k": 4,
+    }  # fmt: skip
     actual = column_states(tiny_model, {"text": flat}, [6])["text"].layers[6]
     assert torch.equal(actual, tiny_model(**flat).last_hidden_state)
     with pytest.raises(ValueError, match="can be cached for one text per row"):

@@ -10,10 +10,6 @@ import pytest
 from m3bert.encode.batch import PassCost, chunked
 
 
-def cost_of(chunks: list[list[int]], lengths: list[int], cost: PassCost) -> int:
-    return sum(len(chunk) * max(lengths[row] for row in chunk) + cost.overhead for chunk in chunks)
-
-
 def cheapest(lengths: list[int], cost: PassCost) -> int:
     """The lowest cost of all divisions of the sorted texts at any positions."""
     actual = []
@@ -35,7 +31,8 @@ def test_no_division_costs_less(overhead, seed):
     cost = PassCost(overhead)
     chunks = chunked(lengths, cost)
     assert sorted(itertools.chain(*chunks)) == list(range(9))
-    assert cost_of(chunks, lengths, cost) == cheapest(lengths, cost)
+    spent = sum(len(chunk) * max(lengths[row] for row in chunk) + overhead for chunk in chunks)
+    assert spent == cheapest(lengths, cost)
 
 
 @pytest.mark.parametrize("seed", range(4))

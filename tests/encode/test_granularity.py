@@ -118,15 +118,12 @@ def test_pairs_are_read(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("6x32", "'6x32' is not a pair. Write teacher>student: '12x768>4x64'"),
-        ("6x32>2x8>2x32", "is not a grid"),
+        ("6x32", "'6x32' is not a pair. Write teacher>student: '12x768>4x64'"), ("6x32>2x8>2x32", "is not a grid"),
         ("2,6x32>2x8", "'2,6x32' must be one granularity"),
-        ("6x32>4x8", "'6x32>4x8' names granularities that the grid 2,6x8,32 lacks: 4x8"),
-        ("6x16>2x8", "lacks: 6x16"),
-        ("6x32>6x32", "'6x32>6x32' makes 6x32 teach itself"),
-        ("6x32>2x8;6x32>all", "names a pair twice"),
+        ("6x32>4x8", "'6x32>4x8' names granularities that the grid 2,6x8,32 lacks: 4x8"), ("6x16>2x8", "lacks: 6x16"),
+        ("6x32>6x32", "'6x32>6x32' makes 6x32 teach itself"), ("6x32>2x8;6x32>all", "names a pair twice"),
     ],
-)
+)  # fmt: skip
 def test_pairs_that_cannot_be(text, message):
     refused(message.replace("(", r"\("), GRID.pairs, text)
     refused("teach itself", Grid((Granularity(6, 32),)).pairs, "6x32>all")

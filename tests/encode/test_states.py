@@ -18,15 +18,9 @@ from tests.conftest import padded_batch, quiet, refused, tiny_config
 
 
 SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 37,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 48,
-    "initializer_range": 0.2,
-    "pad_token_id": 1,
-}
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "max_position_embeddings": 48, "initializer_range": 0.2, "pad_token_id": 1,
+}  # fmt: skip
 EXTRA = {
     "distilbert": {"dim": 32, "hidden_dim": 37, "n_layers": 4, "n_heads": 4},
     "electra": {"embedding_size": 32},
@@ -57,18 +51,10 @@ EXTRA = {
 }
 OTHERS = sorted(
     [
-        "deberta",
-        "deberta-v2",
-        "eurobert",
-        "gemma3_text",
-        "gte",
-        "modernbert",
-        "mpnet",
-        "nomic_bert",
-        "qwen3",
+        "deberta", "deberta-v2", "eurobert", "gemma3_text", "gte", "modernbert", "mpnet", "nomic_bert", "qwen3",
         *CONVERTIBLE,
     ]
-)
+)  # fmt: skip
 # Those that are BERT or RoBERTa under another name: one of the two trains by default.
 LIKE_BERT = ("camembert", "data2vec-text", "electra", "xlm-roberta")
 # First position in the table of positions: 0, or after the padding token's.

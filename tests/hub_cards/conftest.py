@@ -103,11 +103,6 @@ def coded() -> GridResults:
         for shortlist in (10, 100)
     ]
     return GridResults(
-        **ABOUT,
-        revision=None,
-        grid=str(grid),
-        settings=dict(SETTINGS),
-        scores=scores,
-        rescored_searches=searches,
+        **ABOUT, revision=None, grid=str(grid), settings=dict(SETTINGS), scores=scores, rescored_searches=searches,
         latency=Latency({"4": 3.0, "6": 5.0}, {"8": 1.0, "16": 2.0}, {}, 100, "m3bert", 2),
-    )
+    )  # fmt: skip

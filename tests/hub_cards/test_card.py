@@ -80,21 +80,10 @@ def checkpoint(request, tmp_path_factory, tiny_tokenizer) -> Path:
 def card_of(folder: Path, identity: Identity, grid: str, **changes) -> ModelCard:
     """The card of a checkpoint that was trained with this objective."""
     record = TrainingRecord(
-        trainer="SomeTrainer",
-        objective=identity.name,
-        parts=parts_of(identity),
-        tags=list(identity.tags),
-        grid=grid,
-        base_model=None,
-        earlier=[],
-        settings={"learning_rate": 0.1, "note": "a|b"},
-        columns=["text"],
-        rows=8,
-        datasets=[],
-        steps=1,
-        batch_size=8,
-        seed=0,
-    )
+        trainer="SomeTrainer", objective=identity.name, parts=parts_of(identity), tags=list(identity.tags), grid=grid,
+        base_model=None, earlier=[], settings={"learning_rate": 0.1, "note": "a|b"}, columns=["text"], rows=8,
+        datasets=[], steps=1, batch_size=8, seed=0,
+    )  # fmt: skip
     replace(record, **changes).save(folder)
     return render_card(CardSource("user/model", Checkpoint(folder)))
 

@@ -63,16 +63,11 @@ def test_bm25_is_shown_beside_embeddings_and_alone(results):
 def test_queries_at_each_layer_are_beside_symmetric_search(results):
     results.asymmetric_searches = [
         MeasuredSearch(
-            "cranfield",
-            1398,
-            "ndcg@10",
-            (queries + documents) / 100,
-            query_layer=queries,
-            document_layer=documents,
+            "cranfield", 1398, "ndcg@10", (queries + documents) / 100, query_layer=queries, document_layer=documents,
             dim=32,
         )
         for queries, documents in ((2, 6), (6, 2))
-    ]
+    ]  # fmt: skip
     assert asymmetric_table(results, 32).splitlines() == [
         "| query layer | cranfield, documents at 6 | cranfield, same layer | ms per query |",
         "| --- | --: | --: | --: |",

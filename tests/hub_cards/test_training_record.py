@@ -33,14 +33,9 @@ def test_every_setting_that_is_not_a_default_is_on_record(tmp_path):
     plain = changed_settings(ContrastiveConfig(**quiet(tmp_path)))
     assert set(plain) == {"learning_rate", "per_device_train_batch_size"}  # which are always asked for
     changed = {
-        "temperature": 0.02,
-        "weight_decay": 0.5,
-        "max_grad_norm": 2.0,
-        "warmup_steps": 7,
-        "lr_scheduler_type": "cosine",
-        "text_columns": ["a", "b"],
-        "dataloader_drop_last": False,
-    }
+        "temperature": 0.02, "weight_decay": 0.5, "max_grad_norm": 2.0, "warmup_steps": 7,
+        "lr_scheduler_type": "cosine", "text_columns": ["a", "b"], "dataloader_drop_last": False,
+    }  # fmt: skip
     assert changed_settings(ContrastiveConfig(**quiet(tmp_path, **changed))) == {**plain, **changed}
 
 

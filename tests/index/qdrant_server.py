@@ -66,13 +66,9 @@ class QdrantServer:
 def _query(body: Any) -> dict[str, Any]:
     asked = models.QueryRequest(**body)
     return {
-        "query": asked.query,
-        "using": asked.using,
-        "prefetch": asked.prefetch,
-        "query_filter": asked.filter,
-        "limit": asked.limit,
-        "with_payload": asked.with_payload or False,
-    }
+        "query": asked.query, "using": asked.using, "prefetch": asked.prefetch, "query_filter": asked.filter,
+        "limit": asked.limit, "with_payload": asked.with_payload or False,
+    }  # fmt: skip
 
 
 def _done(_: Any) -> dict[str, Any]:

@@ -111,13 +111,8 @@ def test_a_mistake_is_answered_before_a_model_is_imported(line, tmp_path):
     assert printed.startswith(f"error: {MISTAKES[line]}") and printed.count("\n") == 1
     assert not loaded & {"torch", "datasets", "accelerate", "pyarrow"}
     assert "transformers" not in loaded or line.split()[0] in (
-        "train",
-        "evaluate",
-        "embed",
-        "index",
-        "search",
-        "export",
-    )
+        "train", "evaluate", "embed", "index", "search", "export",
+    )  # fmt: skip
     assert sorted(file.name for file in tmp_path.glob("[!.]*")) == [
         "columns.jsonl", "cut.jsonl", "empty.txt", "pairs.jsonl", "trained",
     ]  # fmt: skip

@@ -44,12 +44,9 @@ def give_table(
     random paths."""
     above = [layer for layer in layers if layer > 0]
     encoder.set_depths(
-        exits={layer: affine() for layer in above},
-        joints={layer: affine(2 * WIDTH) for layer in above},
-        paths=random_paths(encoder, paths or {}),
-        table=halves(VOCABULARY, WIDTH),
-        ignored_ids=ignored,
-    )
+        exits={layer: affine() for layer in above}, joints={layer: affine(2 * WIDTH) for layer in above},
+        paths=random_paths(encoder, paths or {}), table=halves(VOCABULARY, WIDTH), ignored_ids=ignored,
+    )  # fmt: skip
 
 
 def with_table(

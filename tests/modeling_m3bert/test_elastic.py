@@ -31,14 +31,9 @@ from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halve
 
 
 SIZES = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": VOCABULARY,
-    "pad_token_id": 0,
-    "max_position_embeddings": 64,
-}
+    "hidden_size": WIDTH, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 64,
+    "vocab_size": VOCABULARY, "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
 CAUSAL = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "ernie", "mpnet", "deberta-v2"), SIZES),
@@ -238,12 +233,12 @@ def test_gradients_reach_what_a_path_runs_and_nothing_else(repository):
     assert layers == {"0", "1", "4", "5"}
 
 
-def heads_of(family: str) -> list[Any]:
-    return [auto for auto in HEADS if CONFIG_MAPPING[family] in auto._model_mapping]
-
-
 # One head of each family, and all of BERT's.
-FIRST = [(family, auto) for family in FAMILIES if family != "m3bert" for auto in heads_of(family)[:1]]
+FIRST = [
+    (family, next(auto for auto in HEADS if CONFIG_MAPPING[family] in auto._model_mapping))
+    for family in FAMILIES
+    if family != "m3bert"
+]
 CASES = [*FIRST, *(("bert", auto) for auto in HEADS[1:])]
 
 

@@ -22,15 +22,10 @@ from tests.conftest import padded_batch, refused, tiny_config
 
 
 SWITCHES = [
-    {},
-    {"mlp_gated": False, "hidden_act": "gelu"},
-    {"norm_position": "post"},
-    {"norm_type": "layernorm"},
-    {"hidden_dropout": 0.1},
-    {"attention_bias": True, "mlp_bias": True},
-    {"position_embedding_type": "rope"},
+    {}, {"mlp_gated": False, "hidden_act": "gelu"}, {"norm_position": "post"}, {"norm_type": "layernorm"},
+    {"hidden_dropout": 0.1}, {"attention_bias": True, "mlp_bias": True}, {"position_embedding_type": "rope"},
     {"mlp_gated": False, "hidden_act": "gelu", "norm_position": "post", "norm_type": "layernorm", "mlp_bias": True},
-]
+]  # fmt: skip
 
 
 def naive_forward(model: M3BertModel, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> list[torch.Tensor]:

@@ -16,14 +16,9 @@ from tests.elastic_repositories import save_elastic
 
 
 SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 37,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 40,
-    "initializer_range": 0.2,
-}
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 40, "initializer_range": 0.2,
+}  # fmt: skip
 BACKBONES = [
     ("Bert", {"pad_token_id": 1}),
     ("Bert", {"pad_token_id": 0, "hidden_act": "relu", "layer_norm_eps": 1e-6, "type_vocab_size": 3}),

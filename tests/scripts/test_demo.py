@@ -94,14 +94,10 @@ def test_a_model_is_loaded_with_exits_and_quantizer(with_exits, tiny_tokenizer, 
     assert found.index_bytes == 9 * 5  # 12 dims of 3 bits in whole bytes
 
 
-def compare_of(encoder: GridEncoder, texts: list[str]):
-    pytest.importorskip("gradio", reason="the page needs gradio")
-    page = demo.build_demo(encoder, demo.embed(encoder, texts))
-    return next(block.fn for block in page.fns.values() if getattr(block.fn, "__name__", "") == "compare")
-
-
 def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
-    compare = compare_of(encoder, sentences[:9])
+    pytest.importorskip("gradio", reason="the page needs gradio")
+    page = demo.build_demo(encoder, demo.embed(encoder, sentences[:9]))
+    compare = next(block.fn for block in page.fns.values() if getattr(block.fn, "__name__", "") == "compare")
     for texts, count in (("", 5), ("open a file\n\n open a file \nread <b>a list", 2)):
         summary, lists, figure, _ = compare(QUERY, texts, 2, 12, "int8")
         assert f"of the {count}</b> documents that the full model finds" in summary

@@ -27,21 +27,8 @@ from tests.conftest import refused
 
 ROOT = Path(__file__).parents[2]
 AWKWARD = [
-    "007",
-    "01234",
-    "2024-01-05",
-    "true",
-    "1e5",
-    "NA",
-    "null",
-    "None",
-    "1_000",
-    "٣",
-    "12:30",
-    "nan",
-    "-0",
-    "1.0",
-]
+    "007", "01234", "2024-01-05", "true", "1e5", "NA", "null", "None", "1_000", "٣", "12:30", "nan", "-0", "1.0",
+]  # fmt: skip
 FORMATS = ("csv", "tsv", "csv.gz", "jsonl", "json", "jsonl.gz", "parquet")
 
 

@@ -60,12 +60,8 @@ def in_process(hub, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
         environment |= {**hub.environment(cache, token), **variables}
         return subprocess.run(
             [sys.executable, *(["-I"] if bare else []), "-c", (HIDE_PROJECT if bare else "") + textwrap.dedent(code)],
-            cwd=tmp_path if bare else ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+            cwd=tmp_path if bare else ROOT, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
 
     return call
 
@@ -106,13 +102,10 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
     output = run / "output"
     done = push(
         [output, "user/base", "--results", run / "results.json", "--onnx", "2x8"],
-        [output, "user/cut", "--granularity", "4x16"],
-        [output, "user/quantized", "--quantize"],
-        [run / "bert", "user/bert"],
-        [run / "exits", "user/exits"],
-        [run / "exits", "user/table", "--granularity", "0x16"],
-        *([run / name, f"user/{name}"] for name in HEADS),
-    )
+        [output, "user/cut", "--granularity", "4x16"], [output, "user/quantized", "--quantize"],
+        [run / "bert", "user/bert"], [run / "exits", "user/exits"],
+        [run / "exits", "user/table", "--granularity", "0x16"], *([run / name, f"user/{name}"] for name in HEADS),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert all(hub.repos[f"user/{name}"].private for name in ("base", "cut", "quantized", *HEADS))
     first = hub.commits("user/base")[0].oid

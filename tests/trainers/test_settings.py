@@ -35,14 +35,11 @@ from tests.conftest import assert_close, quiet, refused, save, write_modules
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 KINDS: dict[str, dict[str, Any]] = {
-    "mean": {},
-    "cls": {"pooling": "cls"},
-    "lasttoken": {"pooling": "lasttoken"},
-    "projected": {"projection": 8},
+    "mean": {}, "cls": {"pooling": "cls"}, "lasttoken": {"pooling": "lasttoken"}, "projected": {"projection": 8},
     "normalised": {"pooling": "cls", "normalize": True},
     "default": {"prompts": {"sts": "open the "}, "default_prompt_name": "sts", "do_lower_case": True},
     "prompted": {"prompts": {"query": "open the ", "document": "read a "}, "normalize": True, "projection": 8},
-}
+}  # fmt: skip
 LENGTH = 9  # less than the model and its tokenizer read
 FULL = {name: Granularity(2, kind.get("projection", 20)) for name, kind in KINDS.items()}
 

@@ -63,13 +63,9 @@ PLAIN_STEP |= {"lr_scheduler_type": "constant", "train_sampling_strategy": "sequ
 
 def arguments(folder: Path, **changes: object) -> NestedTrainingArguments:
     values = {
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-        "max_steps": 4,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "lr_scheduler_type": "constant",
-    }
+        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "max_steps": 4, "learning_rate": 1e-2,
+        "logging_steps": 1, "lr_scheduler_type": "constant",
+    }  # fmt: skip
     return NestedTrainingArguments(**quiet(folder, **{**values, **changes}))
 
 
@@ -78,14 +74,10 @@ def mlm_trainer(
 ) -> NestedTrainer:
     return trainer_class(
         model=model if model is not None else quiet_model(),
-        objective=objective if objective is not None else MultigranularMLM(GRID),
-        args=arguments(folder, **changes),
-        data_collator=DataCollatorForTokenClassification(tiny_tokenizer),
-        train_dataset=masked_dataset(),
-        eval_dataset=masked_dataset(6),
-        processing_class=tiny_tokenizer,
-        columns=("input_ids", "labels"),
-    )
+        objective=objective if objective is not None else MultigranularMLM(GRID), args=arguments(folder, **changes),
+        data_collator=DataCollatorForTokenClassification(tiny_tokenizer), train_dataset=masked_dataset(),
+        eval_dataset=masked_dataset(6), processing_class=tiny_tokenizer, columns=("input_ids", "labels"),
+    )  # fmt: skip
 
 
 def pair_config(config_class, folder, **changes):

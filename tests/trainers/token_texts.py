@@ -63,5 +63,5 @@ def assert_same(objective, batch: NestedBatch, expected: torch.Tensor) -> dict[s
     assert_close(loss, expected)
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     for name, gradient in gradients(objective, batch, loss).items():
-        torch.testing.assert_close(gradient.double(), theirs[name], atol=1e-5 * largest, rtol=0)
+        torch.testing.assert_close(gradient.double(), theirs[name], atol=1e-3 * largest, rtol=0)
     return ours

@@ -28,13 +28,10 @@ def test_columns_are_known_by_their_names_in_any_order(actual, expected):
 @pytest.mark.parametrize(
     "actual",
     [
-        ["source", "anchor", "positive"],
-        ["anchor", "query", "positive"],
-        ["query", "document", "text"],
-        ["query", "negative"],
-        ["query", "pos", "neg"],
+        ["source", "anchor", "positive"], ["anchor", "query", "positive"], ["query", "document", "text"],
+        ["query", "negative"], ["query", "pos", "neg"],
     ],
-)
+)  # fmt: skip
 def test_columns_that_may_mean_something_else_are_refused(actual):
     with pytest.raises(ValueError, match=f"has the column.s. {', '.join(actual)}; .* pass text_columns"):
         text_columns_of(actual)

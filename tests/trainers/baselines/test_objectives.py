@@ -41,11 +41,8 @@ def expected_2dmse(leaves, layer, dim, temperature=0.3):
         temperature * kl(teacher[:, :width] / temperature, student[:, :width] / temperature) for width in (dim, 8)
     )
     parts = (
-        info_nce(leaves[3], 8),
-        info_nce(leaves[3], dim),
-        info_nce(leaves[layer], 8),
-        info_nce(leaves[layer], dim),
-    )
+        info_nce(leaves[3], 8), info_nce(leaves[3], dim), info_nce(leaves[layer], 8), info_nce(leaves[layer], dim),
+    )  # fmt: skip
     return sum(parts) + 2.0 * alignment
 
 

@@ -46,19 +46,11 @@ def test_a_config_passes_every_field_that_its_objective_takes(method):
 
 
 SET = {
-    "label_smoothing_factor": 0.1,
-    "label_names": ["labels"],
-    "neftune_noise_alpha": 5.0,
-    "use_liger_kernel": True,
-    "auto_find_batch_size": True,
-    "bf16_full_eval": True,
-    "fp16_full_eval": True,
-    "batch_eval_metrics": True,
-    "include_for_metrics": ["inputs"],
-    "eval_use_gather_object": True,
-    "debug": "underflow_overflow",
+    "label_smoothing_factor": 0.1, "label_names": ["labels"], "neftune_noise_alpha": 5.0, "use_liger_kernel": True,
+    "auto_find_batch_size": True, "bf16_full_eval": True, "fp16_full_eval": True, "batch_eval_metrics": True,
+    "include_for_metrics": ["inputs"], "eval_use_gather_object": True, "debug": "underflow_overflow",
     "parallelism_config": ParallelismConfig(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

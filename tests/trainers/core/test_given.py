@@ -31,10 +31,6 @@ def options(tmp_path, **changes):
     return quiet(tmp_path / "out", grid="6x8,32", max_steps=1, per_device_train_batch_size=8, **changes)
 
 
-def loss_of(trainer):
-    return trainer.train().training_loss
-
-
 def test_a_model_by_name_and_in_memory_trains_the_same(folder, pairs, tmp_path, tiny_tokenizer):
     library = pytest.importorskip("sentence_transformers")
     model = type(quiet_model().model).from_pretrained(folder)
@@ -49,7 +45,7 @@ def test_a_model_by_name_and_in_memory_trains_the_same(folder, pairs, tmp_path, 
         trainer = ContrastiveTrainer(each, ContrastiveConfig(**options(tmp_path)), train_dataset=pairs)
         assert trainer.args.pooling == "cls" and trainer.args.max_length == 24, name
         assert trainer.processing_class.get_vocab() == tiny_tokenizer.get_vocab()
-        losses[name] = loss_of(trainer)
+        losses[name] = trainer.train().training_loss
     assert all(loss == pytest.approx(losses["model"], rel=1e-5) for loss in losses.values()), losses
 
 
@@ -157,13 +153,10 @@ def test_callbacks_get_a_model_that_saves_what_loads_and_no_token(folder, pairs,
     changes = {"hub_token": "hf_secret", "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
     changes |= CHANGED if kind == "m3bert" else {}
     trainer = ContrastiveTrainer(
-        folder,
-        ContrastiveConfig(**(options(tmp_path, save_steps=1) | {"save_strategy": "steps"} | changes)),
-        train_dataset=pairs,
-        eval_dataset=pairs,
-        peft_config=lora() if kind == "adapter" else None,
+        folder, ContrastiveConfig(**(options(tmp_path, save_steps=1) | {"save_strategy": "steps"} | changes)),
+        train_dataset=pairs, eval_dataset=pairs, peft_config=lora() if kind == "adapter" else None,
         callbacks=[callback],
-    )
+    )  # fmt: skip
     trainer.train()
     assert callback.models == {id(trainer.backbone)}
     assert not any(b"hf_secret" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())

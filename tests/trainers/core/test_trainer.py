@@ -235,12 +235,9 @@ def naive_step(learning_rate: float) -> M3BertForMaskedLM:
 @pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (4, 4), (5, 4)])
 def test_accumulation_equals_the_big_batch(tiny_tokenizer, tmp_path, batch, accumulation):
     trainer = mlm_trainer(
-        tiny_tokenizer,
-        tmp_path,
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulation,
+        tiny_tokenizer, tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
         **PLAIN_STEP,
-    )
+    )  # fmt: skip
     trainer.train()
     expected = naive_step(learning_rate=0.1)
     assert_same_weights(trainer.backbone, expected, atol=2e-6)

@@ -36,14 +36,10 @@ from sentence_transformers import SentenceTransformer
 def distiller(model, tokenizer, texts, folder, teacher_folder, **changes) -> IBKDTrainer:
     """Texts, or for a dict of columns their rows."""
     values = {
-        "teacher_name_or_path": str(teacher_folder),
-        "teacher_cache_dir": str(teacher_folder.parent / "cache"),
-        "per_device_train_batch_size": 8,
-        "max_steps": 3,
-        "max_length": 48,
-        "logging_steps": 1,
+        "teacher_name_or_path": str(teacher_folder), "teacher_cache_dir": str(teacher_folder.parent / "cache"),
+        "per_device_train_batch_size": 8, "max_steps": 3, "max_length": 48, "logging_steps": 1,
         "lr_scheduler_type": "constant",
-    }
+    }  # fmt: skip
     args = IBKDConfig(**quiet(folder / "student", **{**values, **changes}))
     columns = texts if isinstance(texts, dict) else {"text": texts}
     return IBKDTrainer(model, args, tokenizer, Dataset.from_dict(columns))

@@ -101,13 +101,10 @@ def test_token_counts_are_exact_ascending_and_within_the_text(smallest):
 @pytest.mark.parametrize(
     ("counts", "width", "dims"),
     [
-        (COUNTS, WIDTH, DIMS),
-        (COUNTS[:3], WIDTH, (4, 12, 13)),
-        (COUNTS[:3, 1:], 6, (2, 3)),
-        (COUNTS[:3, 2:], 3, (1,)),
-        (torch.tensor([[3, 6], [2, 4], [2, 2]]), WIDTH, (1, 12)),
+        (COUNTS, WIDTH, DIMS), (COUNTS[:3], WIDTH, (4, 12, 13)), (COUNTS[:3, 1:], 6, (2, 3)),
+        (COUNTS[:3, 2:], 3, (1,)), (torch.tensor([[3, 6], [2, 4], [2, 2]]), WIDTH, (1, 12)),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_nested_token_cka_equals_the_naive_loop(dtype, counts, width, dims):
     """In the naive gradient the full width is detached."""

@@ -203,15 +203,9 @@ def test_a_frozen_encoder_keeps_its_record(published, tiny_tokenizer, tmp_path, 
 
 def test_end_to_end_trains_the_encoder_with_the_quantizer(published, tiny_tokenizer, tmp_path):
     trainer = quantizing(
-        published,
-        tmp_path,
-        tiny_tokenizer,
-        frozen=False,
-        grid="4,6x16,32",
-        max_steps=12,
-        learning_rate=1e-3,
+        published, tmp_path, tiny_tokenizer, frozen=False, grid="4,6x16,32", max_steps=12, learning_rate=1e-3,
         quantized_gradient=True,
-    )
+    )  # fmt: skip
     quantizer = {name: value.clone() for name, value in trainer.quantizer.named_parameters()}
     encoder = {name: value.clone() for name, value in trainer.backbone.named_parameters()}
     trainer.train()
