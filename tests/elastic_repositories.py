@@ -1,7 +1,5 @@
 """Tiny elastic repositories of native encoders, with random exits, a path and a static table."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from hashlib import sha256

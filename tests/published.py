@@ -1,7 +1,5 @@
 """A tiny encoder that was really trained and really evaluated, as its owner has it on disk before publishing it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny checkpoints with a static table, and tokenizers of several kinds: what is exported for other libraries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The rooms of the project and the direction of the arrows between them, read from the imports."""
 
-from __future__ import annotations
-
 import ast
 import sys
 import threading

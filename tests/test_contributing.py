@@ -1,7 +1,5 @@
 """A checkout, unusual installations, and the new method of CONTRIBUTING.md."""
 
-from __future__ import annotations
-
 import compileall
 import json
 import re

@@ -4,8 +4,6 @@ folder of its own that is empty but for what the page says how to make. Small mo
 the Hub, and each training has two steps. What the pages name exists.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

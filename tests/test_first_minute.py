@@ -3,8 +3,6 @@ The first minute of a reader: the Python lines of the README and of the cards, i
 lines above them make. They ask nothing, warn of nothing, and print what they say.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pty

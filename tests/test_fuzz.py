@@ -1,7 +1,5 @@
 """Generated input: every text embeds, and a broken file is refused with one line that names it."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

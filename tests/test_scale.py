@@ -1,7 +1,5 @@
 """The launcher lines of docs/scale.md, as far as two CPU processes go, and what happens when a process dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Files of other people run no code, are read only in their own folder, and tokens go nowhere: see SECURITY.md."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

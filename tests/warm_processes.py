@@ -5,8 +5,6 @@ project. What those libraries read from the environment when they are imported i
 and an empty `HF_MODULES_CACHE` for every run.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Benchmarks: options, bounds, results files, and the table of all of them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from importlib import import_module

@@ -1,7 +1,5 @@
 """From an empty folder to the results of a study: its data is that of the Hub, compared with what was recorded."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """The comparison with sentence-transformers: the texts, and that both sides compute the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

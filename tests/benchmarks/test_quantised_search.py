@@ -1,7 +1,5 @@
 """The benchmark of quantised search: every search against a naive one, and the distribution of its documents."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The harness of the studies: what runs, resumes and stops, what is refused, and what the pages say."""
 
-from __future__ import annotations
-
 import json
 import re
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The study of look-up queries: its searches, and a run on a small collection."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

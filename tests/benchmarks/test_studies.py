@@ -1,7 +1,5 @@
 """The studies: training data without test sentences, students, runs and stored results."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -1,7 +1,5 @@
 """Text columns made of several fields, tokenised together."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

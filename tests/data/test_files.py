@@ -1,7 +1,5 @@
 """Reading data files, and tokenising their texts."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

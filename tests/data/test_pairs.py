@@ -1,7 +1,5 @@
 """Cleaning of pairs: identical ones, and queries that occur too often."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

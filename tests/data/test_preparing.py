@@ -1,7 +1,5 @@
 """Preparing text: the same rows whatever happens meanwhile, and rows that hold all of the text."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter

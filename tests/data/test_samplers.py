@@ -1,7 +1,5 @@
 """Batch samplers: pure batches, in proportion or in turn, without duplicates, on several ranks, in every epoch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import chain
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The pairs of texts that come with Python."""
 
-from __future__ import annotations
-
 import pytest
 
 from m3bert.data.stdlib_docs import docstring_pairs, split_by_module, stdlib_pairs

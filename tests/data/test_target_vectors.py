@@ -1,7 +1,5 @@
 """Rows of text and vector: formats, equal texts, and what is refused, with file and row."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

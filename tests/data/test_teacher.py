@@ -1,7 +1,5 @@
 """A teacher's embeddings: its own, found by text, in a cache of their own."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`is_matryoshka` and `matryoshka_dimensions` of config.json: what serving engines read before they cut a vector."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MTEB runs a published checkpoint by its name, with its own loader, and scores it as this project does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

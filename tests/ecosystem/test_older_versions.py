@@ -3,8 +3,6 @@ A native export needs neither this package nor its code: transformers 4.57 and s
 environment of their own, give the same vectors. An m3BERT needs transformers 5, and says so there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

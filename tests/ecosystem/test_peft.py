@@ -1,7 +1,5 @@
 """peft adapts every head: what is saved alone is all that was trained, and merged it is a complete checkpoint."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model

@@ -1,7 +1,5 @@
 """Pipelines and Auto classes of transformers, at the full size and at a granularity, without this project."""
 
-from __future__ import annotations
-
 import torch
 from safetensors.torch import save_file
 

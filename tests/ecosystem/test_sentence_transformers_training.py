@@ -1,7 +1,5 @@
 """sentence-transformers' own trainer trains a published checkpoint, and saves one that is as elastic as before."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

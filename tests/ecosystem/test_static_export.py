@@ -1,7 +1,5 @@
 """A static folder and a router give this project's vectors in processes that cannot import it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The texts of all columns, sorted by length and encoded in chunks: the same step as each column on its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which texts share a forward pass: the cheapest division, within the limit of tokens."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Embeddings in a code: packed bytes, an index of them, and the float vectors that compare as they do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Embeddings on disk: filled once, continued, never stale."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

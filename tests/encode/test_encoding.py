@@ -1,7 +1,5 @@
 """Encoding a grid once: equal to every granularity alone, in memory or on disk, in one run, several, or processes."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

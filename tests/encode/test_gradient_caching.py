@@ -1,7 +1,5 @@
 """Batches encoded in mini-batches with cached gradients: the same step, for the activations of one mini-batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset

@@ -1,7 +1,5 @@
 """Granularities, grids, and codes of stored embeddings: their bits and bytes."""
 
-from __future__ import annotations
-
 import pytest
 
 from m3bert.encode.granularity import evenly_spaced

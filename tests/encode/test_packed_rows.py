@@ -1,7 +1,5 @@
 """Documents in a packed row are encoded and trained as if each were alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """The quantizer of a checkpoint is found and used by the command line."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Two processes are one big batch: embeddings' and parameters' gradients, with hard negatives, for every objective."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

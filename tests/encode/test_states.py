@@ -1,7 +1,5 @@
 """Nested states of many types of backbones, pooling, prefixes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Words of all languages: the same in the spans of a fit, in BM25 and in comparisons, and divided nowhere else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """MTEB's tasks over local data."""
 
-from __future__ import annotations
-
 import sys
 
 from datasets import Dataset, DatasetDict

@@ -1,7 +1,5 @@
 """Evaluators: their scores are those of sentence-transformers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Hybrid search against naive references."""
 
-from __future__ import annotations
-
 from math import log
 from statistics import mean, pstdev
 

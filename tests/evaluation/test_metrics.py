@@ -1,7 +1,5 @@
 """Metrics against their definitions, those of the library `evaluate`, and the spectrum of embeddings."""
 
-from __future__ import annotations
-
 import math
 import sys
 

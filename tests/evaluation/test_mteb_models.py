@@ -1,7 +1,5 @@
 """MTEB's own evaluator over local data, at several granularities, from one encode."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset

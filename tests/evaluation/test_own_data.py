@@ -1,7 +1,5 @@
 """Your own data as tasks: the same scores as a registered task of the same data."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

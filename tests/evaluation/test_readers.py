@@ -1,7 +1,5 @@
 """Tasks by name, and their data: where it is looked for, and how it is read; NanoBEIR among them."""
 
-from __future__ import annotations
-
 import gzip
 import re
 

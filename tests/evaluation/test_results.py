@@ -1,7 +1,5 @@
 """Results of an evaluation: their file, cuts, means and times."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """The fit of exits: against a solve with all texts, sources, bases, teachers, ranks, and what is refused."""
 
-from __future__ import annotations
-
 import random
 from hashlib import blake2b
 

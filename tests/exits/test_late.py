@@ -1,7 +1,5 @@
 """Late interaction: the paths of a `MultiVectorEncoder`, and the plain folders of its sizes."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Paths of native encoders: their refit against a naive one, and what a fit with paths gives."""
 
-from __future__ import annotations
-
 import copy
 from hashlib import blake2b
 

@@ -1,7 +1,5 @@
 """Ridge regression from sums: against a solve with all rows, sums that add up, and inputs that do not vary."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

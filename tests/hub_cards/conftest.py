@@ -1,7 +1,5 @@
 """What the tests of hub_cards share: a finished run, and a made-up evaluation."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

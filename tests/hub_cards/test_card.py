@@ -1,7 +1,5 @@
 """The card of a run says what was recorded and measured, in its text and metadata; what a person wrote stays."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A checkpoint on disk: what is complete, what it says of itself, and which files are published."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which sizes a card offers, and what each costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A published quantizer: it travels with the encoder that it reads, and the card's lines load it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Sequence

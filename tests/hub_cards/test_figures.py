@@ -1,7 +1,5 @@
 """Figures of an evaluation, also of a grid that is no product."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

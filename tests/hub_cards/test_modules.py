@@ -1,7 +1,5 @@
 """The modules of sentence-transformers: what is written is what the library writes, and what is published is read."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The file for MTEB's repository: MTEB accepts it, and every value is what the checkpoint says."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 from datetime import date

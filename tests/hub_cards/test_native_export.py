@@ -1,7 +1,5 @@
 """A native export gives the embeddings of its granularity without remote code, and its files are what servers read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An ONNX file of a granularity: the embeddings of the encoder, in onnxruntime, without its later layers."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

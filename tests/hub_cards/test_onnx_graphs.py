@@ -1,7 +1,5 @@
 """ONNX exports as onnxruntime runs them: their numbers, and engines that encode with them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

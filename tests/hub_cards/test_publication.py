@@ -1,7 +1,5 @@
 """What travels to the Hub, and what never does; what a push does when the Hub refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

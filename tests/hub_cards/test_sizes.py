@@ -1,7 +1,5 @@
 """The sizes of an elastic repository that need no code: their names, their folders, and their branches on the Hub."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

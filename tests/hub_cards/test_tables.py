@@ -1,7 +1,5 @@
 """Tables of an evaluation: one row per granularity, also where the grid is no product."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a checkpoint remembers of its run: every setting that is not a default, and nothing of the machine."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 

@@ -1,8 +1,6 @@
 """A server with the interface of Qdrant, on this machine. Qdrant's own models read the requests, and its local mode
 answers them."""
 
-from __future__ import annotations
-
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread

@@ -1,7 +1,5 @@
 """What every engine must do: search exactly, repeat what a kill stopped, change, and filter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """An index from documents to hits, in every engine: interrupted, changed, and refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

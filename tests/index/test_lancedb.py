@@ -1,7 +1,5 @@
 """LanceDB: its indexes find nearly all, its table stays small, and other processes read it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """Write the folders that `check.py` loads, and what they give here: `python -m tests.loading.write OUT`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

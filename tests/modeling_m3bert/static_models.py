@@ -1,7 +1,5 @@
 """Tiny models with a static table, and what its states should be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The config: sizes of the paper, legal granularities, what is published."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

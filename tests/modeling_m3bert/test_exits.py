@@ -1,7 +1,5 @@
 """Exits in the architecture: what reads them, elastic loading and saving with them, and models without."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Elastic loading and saving: less depth and width out of one checkpoint, equal to slicing the full model."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """The architecture: attention back ends, switches, states, heads, compilation, flattened input."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Paths of m3BERT: which layers a depth runs, and with which matrices."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

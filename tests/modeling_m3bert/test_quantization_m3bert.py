@@ -1,7 +1,5 @@
 """The quantizer: codes and their bytes against loops and numpy, thresholds, scores, and loading as remote code."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Every way to save an elastic encoder, and every way to load what was saved: equal vectors, or one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

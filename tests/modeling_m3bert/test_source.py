@@ -1,7 +1,5 @@
 """A loaded model knows how it was loaded: every later look-up is of the same commit, with the same options."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json

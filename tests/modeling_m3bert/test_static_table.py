@@ -1,7 +1,5 @@
 """The static table: its mean over a text as layer 0, and as a second input of deeper exits."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

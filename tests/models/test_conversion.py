@@ -1,7 +1,5 @@
 """Conversion of BERT-family encoders is exact, and what cannot be exact is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """The native encoder equals the m3BERT that it came from, converts back to it, and loads as any BERT does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModel, PreTrainedModel

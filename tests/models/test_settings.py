@@ -1,7 +1,5 @@
 """Several Dense modules of sentence-transformers in a row, as EmbeddingGemma has them, are one linear map."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures of the tests of the commands: options of a quick run, small files, and rows of real data."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The model that the training command starts from: the first layers of another one, with or without dropout."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Qwen3Config, Qwen3Model

@@ -1,7 +1,5 @@
 """The command that converts an encoder, and why it sometimes cannot."""
 
-from __future__ import annotations
-
 import pytest
 
 from m3bert.commands.convert import main

@@ -1,7 +1,5 @@
 """The page: what it shows equals naive searches. A Space: a folder that runs alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The command that embeds texts into files, alone and in several processes."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command that evaluates, on small data, and the one that chooses from what it wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """ONNX files from a checkpoint, by the command."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What every command reads of a file is what the file says, in every format: text stays text."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """`m3bert fit` of native encoders and m3BERTs, the fit while converting, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The commands `choose --output_file`, `index` and `search`, from results to hits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

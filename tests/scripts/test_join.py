@@ -1,7 +1,5 @@
 """`m3bert join`: a plain model that searches an index of another one, the map back, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands that write a folder: what it holds is refused or replaced, and an interrupted evaluation resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

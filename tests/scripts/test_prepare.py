@@ -1,7 +1,5 @@
 """The command that prepares text, and training on what it wrote."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Push and load, over HTTP, with the real clients: the local Hub is all that differs from the real one."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

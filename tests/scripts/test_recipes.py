@@ -1,7 +1,5 @@
 """The recipes: each one fits the encoder that it is made for."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

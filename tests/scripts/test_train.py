@@ -1,7 +1,5 @@
 """The training command, end to end: methods, data, recipes over recipes, and checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

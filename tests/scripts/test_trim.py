@@ -1,7 +1,5 @@
 """Vocabularies of real tokenizers, trimmed to some texts: equal tokens and hidden states, a smaller repository."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

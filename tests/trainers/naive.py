@@ -1,7 +1,5 @@
 """Naive references of losses, and how a loss is compared with one and with itself in half precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

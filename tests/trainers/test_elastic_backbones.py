@@ -1,7 +1,5 @@
 """Training a native encoder with exits, a path and a static table: what is saved, and what a resumed run reads."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Quality while training: evaluators of sentence-transformers and of grids, which select the best checkpoint."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

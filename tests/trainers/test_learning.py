@@ -1,7 +1,5 @@
 """MRL, MIPIC and MIC make small sizes better on pairs that they did not see."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from itertools import combinations
 

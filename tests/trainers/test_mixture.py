@@ -1,7 +1,5 @@
 """Mixtures of a contrastive loss and regularisers as trainers, what they learn, and the losses of every method."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

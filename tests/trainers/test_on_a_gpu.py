@@ -1,7 +1,5 @@
 """On a GPU: objectives, training, fitted exits and a search give what they give on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The options of contrastive training in every combination, against a naive reference."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

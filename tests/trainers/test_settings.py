@@ -1,7 +1,5 @@
 """An embedding model embeds alike wherever it is read, trained, converted or exported."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

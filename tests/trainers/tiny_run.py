@@ -1,8 +1,6 @@
 """What tests of the trainers share: a tiny run whose data, labels and start are always the same, two processes, and
 counters."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

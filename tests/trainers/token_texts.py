@@ -1,7 +1,5 @@
 """Token states of two text columns of different lengths, and how a loss of them is compared."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which columns are trained on: by their names, in any order; all others are refused before training."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 

@@ -1,7 +1,5 @@
 """SimCSE, ESE, 2DMSE and Starbucks as their formulas say."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

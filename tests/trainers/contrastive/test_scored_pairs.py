@@ -1,7 +1,5 @@
 """Training on scores: the objective over a grid, two processes, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset

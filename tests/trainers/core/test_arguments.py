@@ -1,7 +1,5 @@
 """Training arguments that all trainers share, and the objective that a config builds."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from fnmatch import fnmatch

@@ -1,7 +1,5 @@
 """Several objectives as one: values, gradients, names in the log, and who they are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

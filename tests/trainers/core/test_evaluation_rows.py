@@ -1,7 +1,5 @@
 """Every row of an evaluation counts once, in whatever batches, on one process and on two."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

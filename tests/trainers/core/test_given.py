@@ -1,7 +1,5 @@
 """What a trainer takes: models and teachers by name or in memory."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Terms, and objectives of one's own."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """PublishingTrainer: a record of the run in whatever it saves, and no push of what cannot be published."""
 
-from __future__ import annotations
-
 import pytest
 
 from m3bert.hub_cards.training_record import TrainingRecord

@@ -1,7 +1,5 @@
 """NestedTrainer: what it logs, evaluates and refuses, and that the Trainer's features work unchanged."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """What a training run writes, and what reads it again: resuming, the best model, adapters, a bare process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

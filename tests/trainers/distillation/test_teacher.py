@@ -1,7 +1,5 @@
 """Objectives that draw embeddings to a teacher's, against loops over texts, and what they leave alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

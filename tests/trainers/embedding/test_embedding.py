@@ -1,7 +1,5 @@
 """What all objectives on pooled embeddings share."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The trainer of all objectives on pooled embeddings: it trains every method, and needs dropout for two views."""
 
-from __future__ import annotations
-
 import math
 
 import peft

@@ -1,7 +1,5 @@
 """The tiled contrastive loss against the similarity matrices written out here, in value and gradient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

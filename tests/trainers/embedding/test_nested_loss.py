@@ -1,7 +1,5 @@
 """An objective as a loss of sentence-transformers' own trainer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset

@@ -1,7 +1,5 @@
 """Losses on scores against loops over pairs and against sentence-transformers, in value and gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

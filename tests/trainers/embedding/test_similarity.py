@@ -1,7 +1,5 @@
 """What learns from similarity distillation, and its edges; exit distillation has the loop over texts."""
 
-from __future__ import annotations
-
 import torch
 
 from m3bert.trainers.embedding.similarity import nested_cosines, nested_similarity_distillation

@@ -1,7 +1,5 @@
 """Anchors at any depth against positives at the last layer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Exit distillation: what it learns, that the full depth stays, the default teacher, and pairs."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Distillation into a teacher's space: loops over texts, candidates from the bank, and equal texts among them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """HSIC against a loop over texts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The trainers of IBKD: teacher and student of different kinds, what is published, and two processes."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

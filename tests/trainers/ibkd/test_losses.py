@@ -1,7 +1,5 @@
 """Kernels and HSIC against their definitions, and what HSIC says of samples that are dependent or not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The nested masked-LM loss against a naive reference written here, in value and gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Matryoshka distillation as an objective and a trainer; its kernel is in losses/test_divergence.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset

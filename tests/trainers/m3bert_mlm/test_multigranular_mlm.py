@@ -1,7 +1,5 @@
 """Multigranular masked-LM training."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 

@@ -1,7 +1,5 @@
 """MIC's losses where dims do not vary, of padding and in half precision; their values are in test_objectives.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

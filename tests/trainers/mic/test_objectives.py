@@ -1,7 +1,5 @@
 """SCR and SIR as their paper says, a text, a token and a pair of dims at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """SIA's losses at their edges, and its alignment of tokens at every size; its attention is in test_sia.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

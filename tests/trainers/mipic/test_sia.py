@@ -1,7 +1,5 @@
 """SIA as its paper says: the full width teaches, token sets are nested."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

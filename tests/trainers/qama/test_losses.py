@@ -1,7 +1,5 @@
 """The losses of QAMA against loops over texts, candidates and dims, in value and gradient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The objective QAMA: its terms and their sum against the losses called one by one, what learns, and its switches."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

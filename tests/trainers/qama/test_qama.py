@@ -1,7 +1,5 @@
 """QAMA: what a quantizer learns, what is saved with an encoder that is frozen or trained, and resuming."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
