@@ -1,6 +1,8 @@
-"""Mixtures of a contrastive loss and regularisers as trainers, what they learn, and the losses of every method."""
+"""Mixtures of a contrastive loss and regularisers as trainers, and the losses of every method."""
 
 import json
+from copy import deepcopy
+from itertools import combinations
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from datasets import Dataset
 from transformers import BertConfig, Qwen3Config, Qwen3Model
 
 from benchmarks.method_values import TAUGHT, values_of
+from m3bert.evaluation import GridEncoder
 from m3bert.trainers import (
     METHODS,
     PIC,
@@ -15,13 +18,15 @@ from m3bert.trainers import (
     SIA,
     SIR,
     Contrastive,
+    ContrastiveConfig,
+    ContrastiveTrainer,
     Grid,
     MICConfig,
     MICTrainer,
     MIPICConfig,
     MIPICTrainer,
 )
-from tests.conftest import quiet
+from tests.conftest import WORDS, quiet
 from tests.snippets import ROOT
 from tests.trainers.tiny_run import pair_config, pair_trainer, quiet_model, weights
 
@@ -199,3 +204,45 @@ def test_a_method_has_the_losses_and_weights_that_it_had(method, tmp_path):
     assert losses == pytest.approx(expected, rel=tolerance)
     assert norm == pytest.approx(expected_norm, rel=tolerance)
     assert total == pytest.approx(expected_total, abs=tolerance * expected_norm)
+
+
+HALF = len(WORDS) // 2
+# A text and its translation, word by word, into words that the text does not have.
+PAIRS = [
+    (" ".join(WORDS[i] for i in four), " ".join(WORDS[HALF + i] for i in four))
+    for four in combinations(range(HALF), 4)
+]
+TRAINED, HELD_OUT = [pair for row, pair in enumerate(PAIRS) if row % 8], PAIRS[::8]
+LEARNERS = {
+    "mrl": (ContrastiveConfig, ContrastiveTrainer, "1,2x8,32", 40),
+    "mipic": (MIPICConfig, MIPICTrainer, "2x8,32", 80),
+    "mic": (MICConfig, MICTrainer, "2x8,32", 40),
+}
+
+
+def found(model, tokenizer, size: str) -> float:
+    """The share of held-out texts whose nearest translation is their own."""
+    encoder = GridEncoder(model, tokenizer, Grid.parse(size))
+    texts, translations = (
+        encoder.encode(list(side)).at(encoder.grid.full, normalize=True) for side in zip(*HELD_OUT, strict=True)
+    )
+    nearest = (texts @ translations.T).argmax(dim=1)
+    return float((nearest == nearest.new_tensor(range(len(nearest)))).float().mean())
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_small_sizes_improve_on_held_out_pairs(name, tiny_tokenizer, tmp_path):
+    config_class, trainer_class, grid, steps = LEARNERS[name]
+    model = quiet_model(num_hidden_layers=2, matryoshka_layers=[1, 2]).model
+    sizes = [str(g) for g in Grid.parse(grid)][:-1]
+    before = {size: found(deepcopy(model), tiny_tokenizer, size) for size in sizes}
+    args = config_class(
+        **quiet(tmp_path, grid=grid, max_steps=steps, learning_rate=5e-3, per_device_train_batch_size=16),
+        unsupervised=False,
+    )
+    rows = Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*TRAINED, strict=True)), strict=True)))
+    trainer_class(model, args, tiny_tokenizer, rows).train()
+    after = {size: found(model, tiny_tokenizer, size) for size in sizes}
+    chance = 1 / len(HELD_OUT)
+    assert all(value < 3 * chance for value in before.values()), before
+    assert all(value > 6 * chance for value in after.values()), after

@@ -7,13 +7,7 @@ from datasets import Dataset
 from m3bert.encode.states import nested_states
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
-from m3bert.trainers.embedding.scored_losses import (
-    cosent,
-    margin_mse,
-    nested_pair_angles,
-    nested_pair_cosines,
-    nested_pair_products,
-)
+from m3bert.trainers.embedding import scored_losses
 from tests.conftest import quiet, refused
 from tests.trainers.tiny_run import quiet_model
 
@@ -50,9 +44,9 @@ def test_every_loss_trains_every_granularity(tiny_tokenizer, sentences, tmp_path
 @pytest.mark.parametrize(
     ("loss", "similarity", "measure"),
     [
-        ("cosent", "cosine", nested_pair_cosines),
-        ("angle", "cosine", nested_pair_angles),
-        ("margin_mse", "dot", nested_pair_products),
+        ("cosent", "cosine", scored_losses.nested_pair_cosines),
+        ("angle", "cosine", scored_losses.nested_pair_angles),
+        ("margin_mse", "dot", scored_losses.nested_pair_products),
     ],
 )
 def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_path, loss, similarity, measure):
@@ -68,9 +62,9 @@ def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_p
         first, *others = (state.pooled(layer) for state in states)
         similarities = torch.stack([measure(first, other, (8, 32)) for other in others], dim=-1)
         if loss == "margin_mse":
-            losses.append(margin_mse(similarities, inputs["labels"]))
+            losses.append(scored_losses.margin_mse(similarities, inputs["labels"]))
         else:
-            losses.append(cosent(similarities[..., 0], inputs["labels"], temperature=0.05))
+            losses.append(scored_losses.cosent(similarities[..., 0], inputs["labels"], temperature=0.05))
     torch.testing.assert_close(outputs["loss"], torch.cat(losses).mean(), rtol=1e-4, atol=1e-5)
 
 

@@ -4,13 +4,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from m3bert.trainers import (
-    MatryoshkaDistillation,
-    MatryoshkaDistillationConfig,
-    MatryoshkaDistillationTrainer,
-    MultigranularMLM,
-    NestedModel,
-)
+from m3bert import trainers
 from tests.conftest import assert_close, quiet, refused
 from tests.trainers.m3bert_mlm.test_divergence import naive as naive_head
 from tests.trainers.tiny_run import (
@@ -55,10 +49,10 @@ def naive(model, pairs, weight, temperature, reverse):
 )
 def test_loss_and_gradients_are_those_of_whole_logits(text, pairs, direction):
     model = quiet_model()
-    objective = MatryoshkaDistillation(
+    objective = trainers.MatryoshkaDistillation(
         GRID, pairs=text, distillation_weight=0.7, distillation_temperature=2.0, distillation_direction=direction
     )
-    loss = NestedModel(model, objective)(**batch())["loss"]
+    loss = trainers.NestedModel(model, objective)(**batch())["loss"]
     expected = naive(model, pairs, 0.7, 2.0, direction == "reverse")
     torch.testing.assert_close(loss, expected)
     parameters = list(model.parameters())
@@ -71,29 +65,29 @@ def test_loss_and_gradients_are_those_of_whole_logits(text, pairs, direction):
 
 
 def test_the_papers_values_are_the_defaults_and_terms_have_names():
-    objective = MatryoshkaDistillation(GRID, pairs="6x32>2x8")
+    objective = trainers.MatryoshkaDistillation(GRID, pairs="6x32>2x8")
     assert (objective.weight, objective.temperature, objective.direction) == (1.0, 1.0, "reverse")
-    terms = named(NestedModel(quiet_model(), objective)(**batch())["terms"])
+    terms = named(trainers.NestedModel(quiet_model(), objective)(**batch())["terms"])
     assert list(terms) == ["mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32", "mlm_kl_6x32>2x8"]
-    plain = NestedModel(quiet_model(), MultigranularMLM(GRID))(**batch())
+    plain = trainers.NestedModel(quiet_model(), trainers.MultigranularMLM(GRID))(**batch())
     torch.testing.assert_close(sum(terms.values()) - terms["mlm_kl_6x32>2x8"], plain["loss"])
     assert terms["mlm_kl_6x32>2x8"] > 0
 
 
 def test_an_unknown_direction_is_refused():
     with pytest.raises(ValueError, match="distillation_direction='both' is unknown; legal values: reverse, forward"):
-        MatryoshkaDistillation(GRID, pairs="6x32>2x8", distillation_direction="both")
+        trainers.MatryoshkaDistillation(GRID, pairs="6x32>2x8", distillation_direction="both")
 
 
 def text_dataset(sentences, tokenizer) -> Dataset:
     return Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"], "unused": list(sentences)})
 
 
-def trainer(model, tokenizer, sentences, folder, **changes) -> MatryoshkaDistillationTrainer:
+def trainer(model, tokenizer, sentences, folder, **changes) -> trainers.MatryoshkaDistillationTrainer:
     values = {"pairs": "6x32>2x8", "grid": "2,6x8,32", "max_steps": 3, "warmup_steps": 0, "learning_rate": 1e-3}
     values |= {"per_device_train_batch_size": 8, "logging_steps": 1}
-    args = MatryoshkaDistillationConfig(**quiet(folder, **{**values, **changes}))
-    return MatryoshkaDistillationTrainer(model, args, tokenizer, text_dataset(sentences, tokenizer))
+    args = trainers.MatryoshkaDistillationConfig(**quiet(folder, **{**values, **changes}))
+    return trainers.MatryoshkaDistillationTrainer(model, args, tokenizer, text_dataset(sentences, tokenizer))
 
 
 def test_random_weights_are_refused_unless_told(tiny_tokenizer, sentences, tmp_path):
@@ -144,7 +138,7 @@ def test_pairs_are_needed(tiny_tokenizer, sentences, tmp_path):
 def step(tokenizer, folder, batch_size, **changes):
     """One step of plain gradient descent on sixteen texts whose labels are made."""
     return mlm_trainer(
-        tokenizer, folder, objective=MatryoshkaDistillation(GRID, pairs="6x32>all"),
+        tokenizer, folder, objective=trainers.MatryoshkaDistillation(GRID, pairs="6x32>all"),
         per_device_train_batch_size=batch_size, **PLAIN_STEP, **changes,
     )  # fmt: skip
 
