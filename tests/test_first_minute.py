@@ -102,13 +102,6 @@ def made(tmp_path, encoder_folder, sentences, tiny_tokenizer):
     return tmp_path
 
 
-def lines_of_the_card(folder: Path) -> dict[str, str]:
-    """Number of each block of Python on the card of a folder -> its code, which loads the folder."""
-    describe(Checkpoint(folder), "user/model", Options())
-    blocks = [snippet.code for snippet in snippets((folder / "README.md").read_text()) if snippet.language == "python"]
-    return {f"{folder.name} {row}": code.replace("user/model", str(folder)) for row, code in enumerate(blocks)}
-
-
 def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_terminal(made, run_bare, tiny_tokenizer):
     codes = {
         folder: f"from transformers import AutoTokenizer\n"
@@ -116,7 +109,10 @@ def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_termin
         for folder, options in MADE.items()
     }
     for folder in WITH_CARD:
-        codes |= lines_of_the_card(made / folder)
+        describe(Checkpoint(made / folder), "user/model", Options())
+        card = snippets((made / folder / "README.md").read_text())
+        blocks = [snippet.code for snippet in card if snippet.language == "python"]
+        codes |= {f"{folder} {row}": code.replace("user/model", str(made / folder)) for row, code in enumerate(blocks)}
     found = json.loads(run_bare(IN_A_TERMINAL.format(codes=codes)).splitlines()[-1])
     announced = {name for name in codes if name.startswith("native ") and "UNEXPECTED" in found[name][1]}
     assert announced and not any("MISSING" in found[name][1] for name in announced)  # the card says that it comes

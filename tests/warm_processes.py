@@ -37,11 +37,9 @@ class Server:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="warm-"))
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-            "HF_MODULES_CACHE": str(self.folder / MODULES),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_MODULES_CACHE": str(self.folder / MODULES), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "OMP_NUM_THREADS": "1",
-        }
+        }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-I", __file__, str(self.folder)],
             env=environment,

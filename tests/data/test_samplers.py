@@ -107,13 +107,10 @@ def test_no_text_is_in_two_rows_of_a_batch(repeating, drop_last):
     assert any(len(set(texts[batch, 0].tolist())) < len(batch) for batch in plain), "the test is of repeated texts"
 
 
-def test_without_repeated_texts_each_row_is_used_once():
+def test_without_repeated_texts_each_row_is_used_once_and_too_few_different_texts_are_refused():
     texts = numbers(Dataset.from_dict({"text": [f"text {row}" for row in range(30)]}), "text")
     batches = list(Batches(30, 4, 1, drop_last=False, texts=texts).of_epoch(np.random.default_rng(0)))
     assert sorted(chain(*batches)) == list(range(30))
-
-
-def test_too_few_different_texts_are_refused():
     texts = numbers(Dataset.from_dict({"text": ["a", "b"] * 8}), "text")
     with pytest.raises(ValueError, match="no_duplicates' finds no 4 rows without equal texts: lower per_device"):
         next(Batches(16, 4, 1, drop_last=True, texts=texts).of_epoch(np.random.default_rng(0)))

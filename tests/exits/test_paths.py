@@ -6,7 +6,7 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModel
+from transformers import AutoModel
 
 from m3bert.encode.states import nested_states
 from m3bert.encode.tokenized_texts import TokenizedTexts
@@ -20,28 +20,17 @@ from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
 from m3bert.trainers import TeacherEmbeddings, fit_exits
+from tests.elastic_repositories import config_of
 from tests.exits.test_fit import random_texts
 
 
-FAMILIES = {
-    "bert": {},  # post-norm
-    "modernbert": {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},  # pre-norm, gated
-    "qwen3": {"num_key_value_heads": 2, "head_dim": 8},  # causal
-}
-GEMMA = {
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "use_bidirectional_attention": True,
-}  # a norm behind the output matrix
+FAMILIES = ("bert", "modernbert", "qwen3")  # post-norm, pre-norm and gated, causal
 
 
 def tiny(family: str, tokenizer) -> torch.nn.Module:
     """A random encoder of six layers whose layers change the hidden state a good deal."""
     torch.manual_seed(3)
-    config = CONFIG_MAPPING[family](
-        hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=128, vocab_size=len(tokenizer),
-        pad_token_id=0, initializer_range=0.2, max_position_embeddings=64, **FAMILIES.get(family, GEMMA),
-    )  # fmt: skip
+    config = config_of(family, intermediate_size=128, vocab_size=len(tokenizer))
     return AutoModel.from_config(config).eval()
 
 

@@ -42,11 +42,9 @@ def results(request: pytest.FixtureRequest) -> GridResults:
     """An evaluation over a product and over a list of granularities."""
     grid = Grid.parse(request.param)
     tasks = {
-        "stsb": ("sts", "spearman"),
-        "sick": ("sts", "spearman"),
-        "cranfield": ("retrieval", "ndcg@10"),
+        "stsb": ("sts", "spearman"), "sick": ("sts", "spearman"), "cranfield": ("retrieval", "ndcg@10"),
         "stsb-geometry": ("geometry", "uniformity"),
-    }
+    }  # fmt: skip
     scores = [
         Score(task, task_type, "test", metric, True, str(g), (g.layer + g.dim / 100) / 10 + 0.1 * (task == "sick"))
         for task, (task_type, metric) in tasks.items()

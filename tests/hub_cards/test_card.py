@@ -419,7 +419,7 @@ def test_an_edited_section_stays_and_the_others_are_new(line_end):
     assert merge(sections("c"), parse(text))[1] == parse(text)[1]  # and it stays for good
 
 
-def test_text_between_partsstays_in_its_place():
+def test_text_between_parts_stays_in_its_place():
     text = join(sections("a")).replace("<!-- section: two", "My own words.\n\n<!-- section: two") + "\nThe end."
     merged = join(merge(sections("b"), parse(text)))
     places = [merged.index(part) for part in ("first b", "My own words.", "second b", "third", "The end.")]
@@ -427,12 +427,9 @@ def test_text_between_partsstays_in_its_place():
     assert join(merge(sections("b"), parse(merged))) == merged
 
 
-def test_an_emptied_section_stays_empty():
+def test_an_emptied_section_stays_empty_a_new_one_is_in_its_place_and_one_without_text_goes():
     text = join(sections()).replace("second a\n", "")
     assert "second" not in join(merge(sections("b"), parse(text)))
-
-
-def test_a_new_section_comes_after_the_one_before_it_and_one_without_text_goes():
     fewer = sections(template=FEWER)
     assert names(merge(sections(), parse(join(fewer)))) == ["one", "two", "three"]
     assert names(fewer) == names(merge(fewer, parse(join(sections())))) == ["one", "three"]

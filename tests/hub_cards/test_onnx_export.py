@@ -227,13 +227,11 @@ def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path
 @pytest.mark.parametrize(
     ("granularity", "pooling", "paths"),
     [
-        (Granularity(0, 8), "mean", {}),
-        (Granularity(2, 32), "cls", {}),
-        (Granularity(2, 8), "mean", {2: [1, 3]}),
+        (Granularity(0, 8), "mean", {}), (Granularity(2, 32), "cls", {}), (Granularity(2, 8), "mean", {2: [1, 3]}),
         (Granularity(3, 20), "lasttoken", {}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, pooling, paths):
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
     give_table(model, layers=(0, 2, 3), paths=paths)

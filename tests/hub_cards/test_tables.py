@@ -71,11 +71,9 @@ def test_engines_are_beside_torch_at_the_layers_that_they_were_measured_at(resul
     engines = {"ONNX float32": {"2": 1.0, "6": 2.5}, "ONNX int8": {"6": 1.25}}
     results.latency = replace(results.latency, engine_ms=engines)
     assert tables.engine_table(results.latency, layers).splitlines() == [
-        "| layer | torch | ONNX float32 | ONNX int8 |",
-        "| --- | --: | --: | --: |",
-        "| 2 | 2.00 | 1.00 |  |",
+        "| layer | torch | ONNX float32 | ONNX int8 |", "| --- | --: | --: | --: |", "| 2 | 2.00 | 1.00 |  |",
         "| 6 | 5.00 | 2.50 | 1.25 |",
-    ]
+    ]  # fmt: skip
 
 
 def test_a_report_has_the_tables_of_what_was_measured(results, coded):

@@ -25,28 +25,10 @@ from m3bert.modeling.configuration_elastic import Elasticity, set_layers
 from m3bert.modeling.files_elastic import fingerprint_of
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, static_vectors
 from tests.conftest import refused
+from tests.elastic_repositories import FAMILIES, config_of
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves
 
 
-SIZES = {
-    "hidden_size": WIDTH, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 64,
-    "vocab_size": VOCABULARY, "pad_token_id": 0, "max_position_embeddings": 64,
-}  # fmt: skip
-CAUSAL = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
-FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "ernie", "mpnet", "deberta-v2"), SIZES),
-    **dict.fromkeys(("nomic_bert", "gte", "jina_embeddings_v3"), SIZES),
-    "distilbert": {
-        "dim": WIDTH, "n_layers": 6, "n_heads": 4, "hidden_dim": 64, "vocab_size": VOCABULARY, "pad_token_id": 0,
-        "max_position_embeddings": 64,
-    },
-    "modernbert": {
-        **SIZES, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8,
-    },
-    **dict.fromkeys(("eurobert", "qwen3", "llama", "granite"), CAUSAL),
-    "gemma3_text": {**CAUSAL, "sliding_window": 8, "use_bidirectional_attention": True},
-    "m3bert": {**SIZES, "matryoshka_layers": [], "matryoshka_dims": []},
-}  # fmt: skip
 EXITS, PATH, IGNORED = (2, 4), [1, 2, 5, 6], [5, 6]
 HEADS = (AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification)
 REMOTE = {"trust_remote_code": True}
@@ -60,22 +42,16 @@ def quick_imports():
         yield
 
 
-def config_of(family: str) -> Any:
-    return CONFIG_MAPPING[family](**FAMILIES[family])
-
-
 def give_depths(encoder: Any) -> None:
     """An exit at 2 layers, a path of 4 with a refitted matrix and an exit that reads the table, and the table."""
     name, layers = layer_list(encoder, 6)
     linear = [value for value, module in layers[1].named_modules() if isinstance(module, torch.nn.Linear)][-1]
     like = layers[1].get_submodule(linear).weight
     encoder.set_depths(
-        exits={depth: affine() for depth in EXITS},
-        joints={4: affine(2 * WIDTH)},
+        exits={depth: affine() for depth in EXITS}, joints={4: affine(2 * WIDTH)},
         paths={4: (PATH, {f"{name}.1.{linear}.weight": 0.1 * torch.randn_like(like)})},
-        table=halves(VOCABULARY, WIDTH),
-        ignored_ids=IGNORED,
-    )
+        table=halves(VOCABULARY, WIDTH), ignored_ids=IGNORED,
+    )  # fmt: skip
 
 
 @dataclass

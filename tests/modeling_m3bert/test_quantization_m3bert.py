@@ -111,11 +111,8 @@ def test_codes_are_those_of_a_loop(code, dim):
         assert bits.int().tolist() == [naive_bits(quantizer, vector, code, dim) for vector in vectors]
         assert torch.equal(quantizer.margins(quantizer(vectors), code, dim) > 0, bits)
     assert (codes.code, codes.dim, codes.bits, len(codes)) == (
-        code,
-        dim,
-        quantization_m3bert.stored_bits(code, dim),
-        9,
-    )
+        code, dim, quantization_m3bert.stored_bits(code, dim), 9,
+    )  # fmt: skip
     assert codes.packed.shape == (9, -(-codes.bits // 8))
     padding = np.unpackbits(codes.packed.numpy(), axis=1)[:, codes.bits :]
     assert not padding.any()

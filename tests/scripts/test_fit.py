@@ -351,12 +351,10 @@ def test_embedding_gemma_keeps_its_two_maps_after_the_pooling(files, tmp_path, t
     )  # fmt: skip
     save(source, AutoModel.from_config(config), tiny_tokenizer)
     modules = [
-        models.Transformer(str(source), max_seq_length=32),
-        models.Pooling(16, "mean"),
+        models.Transformer(str(source), max_seq_length=32), models.Pooling(16, "mean"),
         models.Dense(16, 40, bias=False, activation_function=torch.nn.Identity()),
-        models.Dense(40, 16, bias=False, activation_function=torch.nn.Identity()),
-        models.Normalize(),
-    ]
+        models.Dense(40, 16, bias=False, activation_function=torch.nn.Identity()), models.Normalize(),
+    ]  # fmt: skip
     SentenceTransformer(modules=modules).save(str(source))
     fit([str(source), str(out), "--files", files[0], "--depths", "1-1", "1,3"])
     assert "    2  1,3  " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a trainer takes: models and teachers by name or in memory."""
+"""What a trainer takes, models and teachers by name or in memory, and what it records and publishes."""
 
 import copy
 
@@ -8,10 +8,11 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, PeftModel
 from transformers import AutoModel, AutoTokenizer, BertModel, Trainer, TrainerCallback
 
+from m3bert.hub_cards.training_record import TrainingRecord
 from m3bert.models.settings import EmbeddingSettings
-from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, Teacher
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, PublishingTrainer, Teacher
 from tests.conftest import quiet, refused, save
-from tests.trainers.tiny_run import bert_config, quiet_model, weights
+from tests.trainers.tiny_run import bert_config, masked_dataset, mlm_trainer, quiet_model, weights
 
 
 @pytest.fixture
@@ -33,11 +34,9 @@ def test_a_model_by_name_and_in_memory_trains_the_same(folder, pairs, tmp_path, 
     library = pytest.importorskip("sentence_transformers")
     model = type(quiet_model().model).from_pretrained(folder)
     given = {
-        "folder": str(folder),
-        "path": folder,
-        "model": model,
+        "folder": str(folder), "path": folder, "model": model,
         "SentenceTransformer": library.SentenceTransformer(str(folder), trust_remote_code=True, device="cpu"),
-    }
+    }  # fmt: skip
     losses = {}
     for name, each in given.items():
         trainer = ContrastiveTrainer(each, ContrastiveConfig(**options(tmp_path)), train_dataset=pairs)
@@ -199,3 +198,46 @@ def test_a_sampling_strategy_works_or_is_refused(folder, pairs, tmp_path):
         for data in ({"a": pairs, "b": pairs}, IterableDataset.from_generator(lambda: iter(pairs))):
             with pytest.raises(ValueError, match=f"{strategy}' orders the rows of one data set, not a stream"):
                 ContrastiveTrainer(folder, args, train_dataset=data)
+
+
+def test_checkpoints_and_what_is_saved_have_a_record(tiny_tokenizer, tmp_path):
+    """Of as many steps as the weights have seen."""
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, **changes)
+    trainer.train()
+    trainer.save_model()
+    steps = [TrainingRecord.find(tmp_path / folder).steps for folder in ("checkpoint-1", "checkpoint-2", ".")]
+    assert steps == [1, 2, 2]
+    record = TrainingRecord.find(tmp_path)
+    assert record == trainer.record()
+    assert (record.trainer, record.objective, record.grid) == ("PublishingTrainer", "Multigranular MLM", "2,6x8,32")
+    assert (record.rows, record.batch_size, record.columns) == (16, 4, ["input_ids", "labels"])
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+def test_the_optimizers_state_is_not_pushed(tiny_tokenizer, tmp_path, strategy):
+    changes = {"push_to_hub": True, "hub_model_id": "user/model", "hub_strategy": strategy}
+    with pytest.raises(
+        ValueError,
+        match=f"hub_strategy='{strategy}' would publish the optimizer's state; legal values: end, every_save",
+    ):
+        mlm_trainer(tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, **changes)
+
+
+def test_a_run_is_not_resumed_on_other_data(tiny_tokenizer, tmp_path):
+    """Unless it says that it skips none."""
+
+    def trainer(rows, **changes):
+        made = mlm_trainer(
+            tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, save_strategy="steps", save_steps=1, **changes
+        )
+        made.train_dataset = masked_dataset(rows)
+        return made
+
+    trainer(16, max_steps=1).train()
+    checkpoint = str(tmp_path / "checkpoint-1")
+    assert trainer(16, max_steps=2).train(resume_from_checkpoint=checkpoint).global_step == 2
+    with pytest.raises(ValueError, match="checkpoint-1 was trained on other data: rows 16, now 8. Resume"):
+        trainer(8, max_steps=2).train(resume_from_checkpoint=checkpoint)
+    resumed = trainer(8, max_steps=2, ignore_data_skip=True)
+    assert resumed.train(resume_from_checkpoint=checkpoint).global_step == 2

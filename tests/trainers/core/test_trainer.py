@@ -156,16 +156,13 @@ def test_of_accumulated_batches_the_first_the_middle_and_the_last_are_watched(ti
         assert_same_weights(trainer.backbone, expected.backbone)
 
 
-def test_a_total_that_is_not_finite_stops_the_run_where_all_terms_are(tiny_tokenizer, tmp_path):
+def test_a_total_that_is_not_finite_stops_the_run_where_all_terms_are_and_an_evaluation(tiny_tokenizer, tmp_path):
     class Overflowing(MultigranularMLM):
         def forward(self, batch):
             return {replace(term, weight=math.inf): value for term, value in super().forward(batch).items()}
 
     trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=Overflowing(GRID), max_steps=1)
     refused(r"not finite at step 1 \(terms: loss\)", trainer.train)
-
-
-def test_an_evaluation_that_is_not_finite_is_an_error(tiny_tokenizer, tmp_path):
     trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=Poisoned(GRID))
     refused(r"evaluation loss is not finite \(terms: mlm_6x8, loss\)", trainer.evaluate)
 

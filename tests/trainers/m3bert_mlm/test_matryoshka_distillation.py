@@ -79,15 +79,12 @@ def test_an_unknown_direction_is_refused():
         trainers.MatryoshkaDistillation(GRID, pairs="6x32>2x8", distillation_direction="both")
 
 
-def text_dataset(sentences, tokenizer) -> Dataset:
-    return Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"], "unused": list(sentences)})
-
-
 def trainer(model, tokenizer, sentences, folder, **changes) -> trainers.MatryoshkaDistillationTrainer:
     values = {"pairs": "6x32>2x8", "grid": "2,6x8,32", "max_steps": 3, "warmup_steps": 0, "learning_rate": 1e-3}
     values |= {"per_device_train_batch_size": 8, "logging_steps": 1}
     args = trainers.MatryoshkaDistillationConfig(**quiet(folder, **{**values, **changes}))
-    return trainers.MatryoshkaDistillationTrainer(model, args, tokenizer, text_dataset(sentences, tokenizer))
+    texts = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"], "unused": list(sentences)})
+    return trainers.MatryoshkaDistillationTrainer(model, args, tokenizer, texts)
 
 
 def test_random_weights_are_refused_unless_told(tiny_tokenizer, sentences, tmp_path):
