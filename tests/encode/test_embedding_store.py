@@ -41,13 +41,9 @@ def test_an_interrupted_fill_continues(tmp_path):
     assert {file.name for file in (tmp_path / "store").iterdir()} == {"embeddings.npy", "manifest.json"}
 
 
-def test_arrays_without_a_manifest_are_filled_anew(tmp_path):
+def test_what_is_of_other_settings_or_damaged_is_refused_and_without_a_manifest_filled_anew(tmp_path):
     np.save(tmp_path / "embeddings.npy", np.zeros((10, 2), np.float32))
-    assert fill(tmp_path)[0] == [0, 1, 2, 3]
-
-
-def test_what_is_of_other_settings_or_damaged_is_refused(tmp_path):
-    fill(tmp_path, seed=1)
+    assert fill(tmp_path, seed=1)[0] == [0, 1, 2, 3]
     refused("has embeddings made with other settings: seed differ", fill, tmp_path, seed=2)
     file = tmp_path / "embeddings.npy"
     for size in (file.stat().st_size - 1, 20):

@@ -380,8 +380,9 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
     table = naive_ridge(features, target, fit.layers[0].penalty)
     vectors = pooled(model, tiny_tokenizer, texts, [0, 2])
     torch.testing.assert_close(vectors[0], table(features), atol=1e-3, rtol=1e-3)
-    # The exit of layer 2 is fitted with tables that have not seen the text.
-    fold = torch.tensor([_fold_of(text) for text in texts])
+    # The exit of layer 2 is fitted with tables that have not seen the text; fold 2 is held out.
+    digests = [blake2b(text.encode(), digest_size=5).digest() for text in texts]
+    fold = torch.tensor([2 if int.from_bytes(x[:4], "big") < 2**32 / 10 else x[4] % 2 for x in digests])
     static = torch.empty(300, 32, dtype=torch.float64)
     for number in (0, 1):
         fitted = naive_ridge(features[fold == number], target[fold == number], fit.layers[0].penalty)
@@ -393,12 +394,6 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
     # Beside it, the map that reads the state alone.
     alone = naive_ridge(raw[2], target, fit.state_only[2].penalty)
     torch.testing.assert_close(model.elastic.exits["2"](raw[2].float()).double(), alone(raw[2]), atol=1e-3, rtol=1e-3)
-
-
-def _fold_of(text: str) -> int:
-    """0 or 1; 2 for a text that is held out."""
-    digest = blake2b(text.encode(), digest_size=5).digest()
-    return 2 if int.from_bytes(digest[:4], "big") < 2**32 / 10 else digest[4] % 2
 
 
 @pytest.mark.parametrize(("prompt", "counts"), [("for the ", False), ("for the " * 5, True)], ids=["short", "long"])

@@ -382,14 +382,11 @@ def test_data_of_ones_own_on_the_hub_is_named_by_its_id(results):
     assert evaluations(results)[0].dataset_type == "user/mine"
 
 
-def test_keys_of_a_person_stay_and_generated_ones_are_replaced():
+def test_keys_and_tags_of_a_person_stay_and_generated_ones_are_replaced():
     old = {"thumbnail": "me.png", "license": "mit", "pipeline_tag": "fill-mask", "model-index": [], "language": "de"}
     new = {"license": "apache-2.0", "library_name": "transformers"}
     expected = {"thumbnail": "me.png", "license": "apache-2.0", "language": "de", "library_name": "transformers"}
     assert with_edits(new, old) == {**expected, "tags": []}
-
-
-def test_stale_generated_tags_go_and_tags_of_a_person_stay():
     assert with_edits({"tags": ["m3bert"]}, {"tags": ["onnx", "mine", "m3bert"]})["tags"] == ["m3bert", "mine"]
 
 

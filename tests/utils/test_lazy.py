@@ -16,6 +16,7 @@ import m3bert
 import m3bert.evaluation
 from m3bert import modeling as modeling_m3bert, trainers
 from m3bert.utils.extras import require_extra
+from tests.conftest import refused
 from tests.trainers.tiny_run import ROOT
 
 
@@ -62,26 +63,17 @@ def test_importing_a_face_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_every_method_has_its_config_and_trainer_at_the_top():
+def test_every_method_has_its_config_and_trainer_at_the_top_and_the_version_is_there():
     for prefix in ("MIPIC", "MIC", "IBKD", "QAMA", "Contrastive", "ExitDistillation", "MultigranularMLM"):
         for end in ("Config", "Trainer"):
             assert getattr(m3bert, prefix + end) is getattr(trainers, prefix + end)
     assert m3bert.M3BertModel is modeling_m3bert.M3BertModel
-
-
-def test_the_version_is_that_of_the_distribution():
     assert m3bert.__version__ == version("m3bert")
 
 
-def test_a_package_that_is_there_is_imported():
+def test_a_package_that_is_there_is_imported_and_another_names_the_extra(monkeypatch):
     assert require_extra("json", "evaluation", "A test") is json
-
-
-def test_a_package_that_is_not_there_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(
-        ValueError, match=r"Retrieval needs the package sklearn: pip install 'm3bert\[evaluation\]', in a"
-    ):
-        require_extra("sklearn.metrics", "evaluation", "Retrieval")
-    with pytest.raises(ValueError, match=r"needs the package sklearn: pip install sklearn\.$"):
-        require_extra("sklearn.metrics", None, "Retrieval")
+    message = r"Retrieval needs the package sklearn: pip install 'm3bert\[evaluation\]', in a"
+    refused(message, require_extra, "sklearn.metrics", "evaluation", "Retrieval")
+    refused(r"needs the package sklearn: pip install sklearn\.$", require_extra, "sklearn.metrics", None, "Retrieval")

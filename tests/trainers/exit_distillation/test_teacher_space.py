@@ -114,13 +114,10 @@ def test_training_draws_other_candidates_each_step_and_evaluation_the_same():
     assert objective.drawn(like).shape == (5, taught_texts.TEACHER)
 
 
-def test_the_bank_is_not_saved_with_the_objective():
+def test_the_bank_is_not_saved_with_the_objective_and_has_the_dims_of_the_grid():
     assert space().state_dict() == {}
-
-
-def test_a_grid_with_more_dims_than_the_teacher_is_refused():
-    with pytest.raises(ValueError, match=r"has more dims than the teacher, 6: fit exits to the teacher first"):
-        TeacherSpace(Grid.parse("3x8"), bank=bank())
+    message = "has more dims than the teacher, 6: fit exits to the teacher first"
+    refused(message, TeacherSpace, Grid.parse("3x8"), bank=bank())
 
 
 DEPTHS = Grid.parse("1,3x2,8")

@@ -74,11 +74,6 @@ def test_the_papers_values_are_the_defaults_and_terms_have_names():
     assert terms["mlm_kl_6x32>2x8"] > 0
 
 
-def test_an_unknown_direction_is_refused():
-    with pytest.raises(ValueError, match="distillation_direction='both' is unknown; legal values: reverse, forward"):
-        trainers.MatryoshkaDistillation(GRID, pairs="6x32>2x8", distillation_direction="both")
-
-
 def trainer(model, tokenizer, sentences, folder, **changes) -> trainers.MatryoshkaDistillationTrainer:
     values = {"pairs": "6x32>2x8", "grid": "2,6x8,32", "max_steps": 3, "warmup_steps": 0, "learning_rate": 1e-3}
     values |= {"per_device_train_batch_size": 8, "logging_steps": 1}
@@ -128,7 +123,10 @@ def test_looking_at_the_teacher_changes_nothing(tiny_tokenizer, sentences, tmp_p
     assert model.training
 
 
-def test_pairs_are_needed(tiny_tokenizer, sentences, tmp_path):
+def test_pairs_and_a_known_direction_are_needed(tiny_tokenizer, sentences, tmp_path):
+    options = {"pairs": "6x32>2x8", "distillation_direction": "both"}
+    message = "distillation_direction='both' is unknown; legal values: reverse, forward"
+    refused(message, trainers.MatryoshkaDistillation, GRID, **options)
     refused("needs pairs='teacher>student'", trainer, quiet_model(), tiny_tokenizer, sentences, tmp_path, pairs=None)
 
 
