@@ -43,10 +43,11 @@ def test_a_loss_and_its_gradient_are_those_of_sentence_transformers_at_each_dim(
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import losses
 
-    theirs = getattr(losses, loss)(library.SentenceTransformer(modules=[torch.nn.Identity()], device="cpu"))
+    model = library.SentenceTransformer(modules=[torch.nn.Identity()], device="cpu")
+    theirs = getattr(losses, loss)(model, scale=2.0)  # at which the 1 in the logarithm counts
     first, second = sides(16, torch.float32)
     scores = torch.rand(16).mul(6).round()
-    found = cosent(measure(first, second, DIMS), scores, temperature=1 / 20)
+    found = cosent(measure(first, second, DIMS), scores, temperature=1 / 2)
     for row, dim in enumerate(DIMS):
         expected = theirs.compute_loss_from_embeddings([first[:, :dim], second[:, :dim]], scores)
         assert_close(found[row], expected)
