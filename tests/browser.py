@@ -1,7 +1,5 @@
 """Chromium without a window, driven over the WebDriver protocol, which needs no package of its own."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

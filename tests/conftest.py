@@ -68,6 +68,13 @@ def assert_close(found: Any, expected: Any, share: float = 1e-5, msg: str | None
     torch.testing.assert_close(found, expected, rtol=share, atol=share * max(largest, 1e-2), msg=msg)
 
 
+def refused(message: str, request: Callable[..., object], /, *arguments: Any, **options: Any) -> None:
+    """A request with these arguments raises a ValueError of one line that matches this message."""
+    with pytest.raises(ValueError, match=message) as error:
+        request(*arguments, **options)
+    assert "\n" not in str(error.value)
+
+
 def quiet(output_dir: str | Path, **changes: Any) -> dict[str, Any]:
     """Training arguments of a run on the CPU that reports to nobody, shows no bar and saves nothing by itself, with
     these changes and additions: `ContrastiveConfig(**quiet(tmp_path, max_steps=2))`."""
@@ -75,19 +82,18 @@ def quiet(output_dir: str | Path, **changes: Any) -> dict[str, Any]:
     return {"output_dir": str(output_dir), **values, **changes}
 
 
-@pytest.fixture(scope="session")
-def quiet_arguments() -> Callable[..., dict[str, Any]]:
-    """
-    The function [`quiet`], `quiet_arguments(output_dir, **changes) -> dict`: the only place that says how a training
-    run of a test keeps quiet. A test calls `SomeConfig(**quiet_arguments(tmp_path, max_steps=2, save_steps=1,
-    save_strategy="steps"))`. Helpers that are no fixtures, and code that runs in another process, import `quiet`.
-    """
-    return quiet
-
-
 def write_modules(folder: str | Path, *, width: int, **settings: Any) -> list[str]:
     """Write the modules of sentence-transformers with these [`EmbeddingSettings`]."""
     return EmbeddingSettings(**settings).write(folder, width=width)
+
+
+def save(folder: str | Path, model: Any, tokenizer: Any, **settings: Any) -> Path:
+    """Save a model with its tokenizer and, given settings, with the modules of sentence-transformers."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if settings:
+        write_modules(folder, width=model.config.hidden_size, **settings)
+    return Path(folder)
 
 
 def tiny_config(**changes: object) -> M3BertConfig:
@@ -140,25 +146,16 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        cls_token="<s>",
-        pad_token="<pad>",
-        eos_token="</s>",
-        sep_token="</s>",
-        unk_token="<unk>",
-        mask_token="<mask>",
-        model_max_length=48,
+        tokenizer_object=tokenizer, bos_token="<s>", cls_token="<s>", pad_token="<pad>", eos_token="</s>",
+        sep_token="</s>", unk_token="<unk>", mask_token="<mask>", model_max_length=48,
         model_input_names=["input_ids", "attention_mask"],
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
 def tiny_checkpoint(tiny_model, tiny_tokenizer, tmp_path) -> str:
     """Folder of the tiny model with its tokenizer."""
-    tiny_model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return str(save(tmp_path / "model", tiny_model, tiny_tokenizer))
 
 
 @pytest.fixture(scope="session")
@@ -170,9 +167,7 @@ def encoder_folder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: py
         vocab_size=99, hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
         max_position_embeddings=48, initializer_range=0.5,
     )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, BertModel(config), tiny_tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -226,12 +221,9 @@ def only_hub(hub, monkeypatch, tmp_path_factory) -> HubServer:
     from huggingface_hub import constants, hf_api
 
     values = {
-        "ENDPOINT": hub.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_OFFLINE": False,
-        "HF_HUB_DISABLE_XET": True,
-        "HF_HUB_CACHE": str(tmp_path_factory.mktemp("cache")),
-    }
+        "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "HF_HUB_CACHE": str(tmp_path_factory.mktemp("cache")),
+    }  # fmt: skip
     for name, value in values.items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(hf_api.api, "endpoint", hub.url)

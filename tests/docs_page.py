@@ -7,8 +7,6 @@ What takes long is made short: two small steps per training, few texts of the st
 timed search, and a tiny encoder as the default one (in `stand-ins/default`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Tiny elastic repositories of native encoders, with random exits, a path and a static table."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from hashlib import sha256
@@ -10,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedTokenizerBase
 
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic
-from tests.conftest import write_modules
+from tests.conftest import save
 
 
 WIDTH, DEPTH, VOCABULARY = 32, 6, 99
@@ -23,24 +21,29 @@ SIZES: dict[str, Any] = {
     "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "intermediate_size": 37,
     "vocab_size": VOCABULARY, "pad_token_id": 1, "max_position_embeddings": 64, "initializer_range": 0.2,
 }  # fmt: skip
-SPECIAL = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
+CAUSAL = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 2}
 KINDS: dict[str, dict[str, Any]] = {
-    "bert": SIZES,
-    "xlm-roberta": SIZES,
-    "mpnet": SIZES,
+    **dict.fromkeys(("bert", "xlm-roberta", "mpnet", "nomic_bert"), SIZES),
     "distilbert": {
         "dim": WIDTH, "n_layers": DEPTH, "n_heads": 4, "hidden_dim": 37, "vocab_size": VOCABULARY, "pad_token_id": 1,
         "max_position_embeddings": 64, "initializer_range": 0.2,
     },
-    "modernbert": {**SIZES, **SPECIAL, "local_attention": 8},
-    "nomic_bert": SIZES,
-    "gemma3_text": {
-        **SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 2, "sliding_window": 8,
-        "use_bidirectional_attention": True,
+    "modernbert": {
+        **SIZES, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2, "local_attention": 8,
     },
-    "llama": {**SIZES, "num_key_value_heads": 2},
-    "qwen3": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma3_text": {**CAUSAL, "sliding_window": 8, "use_bidirectional_attention": True},
+    **dict.fromkeys(("llama", "qwen3"), CAUSAL),
 }  # fmt: skip
+FAMILIES = {
+    **dict.fromkeys(("roberta", "electra", "ernie", "deberta-v2", "gte", "jina_embeddings_v3"), SIZES),
+    **dict.fromkeys(("eurobert", "granite"), CAUSAL),
+    "m3bert": {**SIZES, "matryoshka_layers": [], "matryoshka_dims": []},
+    **KINDS,
+}
+
+
+def config_of(family: str, **changes: Any) -> PretrainedConfig:
+    return CONFIG_MAPPING[family](**{**FAMILIES[family], **changes})
 
 
 def affine(inputs: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,10 +55,8 @@ def save_source(
     folder: Path, tokenizer: PreTrainedTokenizerBase, kind: str = "bert", *, pooling: str = "mean", **settings: Any
 ) -> Any:
     """Save a native encoder of random weights as an embedding model, and return it."""
-    model = AutoModel.from_config(CONFIG_MAPPING[kind](**KINDS[kind])).eval()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_modules(folder, width=WIDTH, **{"max_length": 40, "prompts": PROMPTS, "pooling": pooling, **settings})
+    model = AutoModel.from_config(config_of(kind)).eval()
+    save(folder, model, tokenizer, **{"max_length": 40, "prompts": PROMPTS, "pooling": pooling, **settings})
     return model
 
 

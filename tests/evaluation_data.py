@@ -1,7 +1,5 @@
 """Small data sets in the local layout, made of the tiny tokenizer's words."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -238,20 +238,12 @@ class HubServer:
     def environment(self, cache: Path, token: str | None = "hf_user") -> dict[str, str]:
         """Environment variables for a process that uses this Hub, with `cache` as `HF_HOME`."""
         return {
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(cache),
-            "HF_HUB_CACHE": str(cache / "hub"),
-            "HF_MODULES_CACHE": str(cache / "modules"),
-            "HF_TOKEN_PATH": str(cache / "token"),
-            "HF_TOKEN": token or "",
-            "HUGGING_FACE_HUB_TOKEN": "",
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "NO_PROXY": "127.0.0.1,localhost",
+            "HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_CACHE": str(cache / "hub"),
+            "HF_MODULES_CACHE": str(cache / "modules"), "HF_TOKEN_PATH": str(cache / "token"), "HF_TOKEN": token or "",
+            "HUGGING_FACE_HUB_TOKEN": "", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
-        }
+        }  # fmt: skip
 
     def publish(self, repo: str, folder: Path) -> Repo:
         """Make a public repository of the files of a folder, without a client."""

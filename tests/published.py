@@ -1,7 +1,5 @@
 """A tiny encoder that was really trained and really evaluated, as its owner has it on disk before publishing it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from m3bert.exits.fit import fit_exits
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid
-from tests.conftest import quiet, tiny_config, write_modules
+from tests.conftest import quiet, save, tiny_config
 from tests.evaluation_data import write_data
 
 
@@ -28,13 +26,9 @@ def contrastive_trainer(
     """A trainer for two steps that leaves a checkpoint, with the state of the optimizer, in its folder."""
     pairs = Dataset.from_dict({"anchor": list(sentences[:24]), "positive": list(sentences[24:48])})
     values = {
-        "grid": GRID,
-        "max_steps": 2,
-        "per_device_train_batch_size": 8,
-        "max_length": 40,
-        "save_strategy": "steps",
+        "grid": GRID, "max_steps": 2, "per_device_train_batch_size": 8, "max_length": 40, "save_strategy": "steps",
         "save_steps": 2,
-    }
+    }  # fmt: skip
     config = ContrastiveConfig(**quiet(folder, **{**values, **changes}))
     return ContrastiveTrainer(model or M3BertModel(tiny_config()), config, tokenizer, pairs)
 
@@ -64,9 +58,7 @@ def save_with_exits(
     sources = {"words.txt": sentences[:24], "names.txt": sentences[24:]}
     prefixes = [depth for depth in (1, 2, 4) if depth not in (paths or {})]
     fit_exits(model, tokenizer, sources, layers=prefixes, paths=paths, basis="principal", static=static)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_modules(folder, width=model.config.hidden_size, max_length=model.config.max_position_embeddings)
+    save(folder, model, tokenizer, max_length=model.config.max_position_embeddings)
     return model
 
 

@@ -1,7 +1,5 @@
 """The pages for users, and the code in them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Tiny checkpoints with a static table, and tokenizers of several kinds: what is exported for other libraries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -9,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from m3bert.modeling import M3BertModel
-from tests.conftest import WORDS, tiny_config, write_modules
+from tests.conftest import WORDS, save, tiny_config
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves
 from tests.models.test_native import BIASES, POST_NORM
 
@@ -60,9 +58,7 @@ def save_static(
         table=halves(VOCABULARY, WIDTH),
         ignored_ids=sorted(set(tokenizer.all_special_ids)) if ignored is None else ignored,
     )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_modules(folder, width=WIDTH, max_length=LONGEST, pooling=pooling, prompts=PROMPTS, normalize=normalize)
+    save(folder, model, tokenizer, max_length=LONGEST, pooling=pooling, prompts=PROMPTS, normalize=normalize)
     return model
 
 

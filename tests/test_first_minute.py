@@ -3,8 +3,6 @@ The first minute of a reader: the Python lines of the README and of the cards, i
 lines above them make. They ask nothing, warn of nothing, and print what they say.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -28,7 +26,7 @@ from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.onnx_graphs import write_encoder_files
 from m3bert.hub_cards.publication import Options, describe, prepare
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, QAMAConfig, QAMATrainer
-from tests.conftest import quiet, write_modules
+from tests.conftest import quiet, save
 from tests.exits.test_fit import random_texts
 from tests.snippets import pages, read, snippets
 
@@ -104,13 +102,6 @@ def made(tmp_path, encoder_folder, sentences, tiny_tokenizer):
     return tmp_path
 
 
-def lines_of_the_card(folder: Path) -> dict[str, str]:
-    """Number of each block of Python on the card of a folder -> its code, which loads the folder."""
-    describe(Checkpoint(folder), "user/model", Options())
-    blocks = [snippet.code for snippet in snippets((folder / "README.md").read_text()) if snippet.language == "python"]
-    return {f"{folder.name} {row}": code.replace("user/model", str(folder)) for row, code in enumerate(blocks)}
-
-
 def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_terminal(made, run_bare, tiny_tokenizer):
     codes = {
         folder: f"from transformers import AutoTokenizer\n"
@@ -118,7 +109,10 @@ def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_termin
         for folder, options in MADE.items()
     }
     for folder in WITH_CARD:
-        codes |= lines_of_the_card(made / folder)
+        describe(Checkpoint(made / folder), "user/model", Options())
+        card = snippets((made / folder / "README.md").read_text())
+        blocks = [snippet.code for snippet in card if snippet.language == "python"]
+        codes |= {f"{folder} {row}": code.replace("user/model", str(made / folder)) for row, code in enumerate(blocks)}
     found = json.loads(run_bare(IN_A_TERMINAL.format(codes=codes)).splitlines()[-1])
     announced = {name for name in codes if name.startswith("native ") and "UNEXPECTED" in found[name][1]}
     assert announced and not any("MISSING" in found[name][1] for name in announced)  # the card says that it comes
@@ -136,9 +130,8 @@ def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_termin
 def test_the_python_of_the_readme_prints_what_it_says_in_a_terminal(tmp_path, run_bare, sentences, tiny_tokenizer):
     """A tiny encoder stands in for the one that the commands of the README fit, as deep and as wide as it is."""
     sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=99, max_position_embeddings=48, **sizes)).save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
-    write_modules(tmp_path / "encoder", width=384)
+    model = BertModel(BertConfig(vocab_size=99, max_position_embeddings=48, **sizes))
+    save(tmp_path / "encoder", model, tiny_tokenizer, pooling="mean")
     (tmp_path / "text.txt").write_text("\n".join(random_texts(500)))
     elastic = str(tmp_path / "elastic-minilm")
     fit([str(tmp_path / "encoder"), elastic, "--files", str(tmp_path / "text.txt"), "--depths", "1,6"])

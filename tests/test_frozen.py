@@ -4,8 +4,6 @@ Files as 2026-11-26 wrote them: every later version reads them and computes the 
     python -m tests.test_frozen SCRATCH_FOLDER        # writes them anew, only where a format is left behind on purpose
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Generated input: every text embeds, and a broken file is refused with one line that names it."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil
@@ -22,7 +20,7 @@ from m3bert.index.corpus import Corpus
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid
 from m3bert.trainers.core.checkpoints import load_weights
-from tests.conftest import tiny_config
+from tests.conftest import save, tiny_config
 
 
 def fuzzed(examples: int) -> Callable[[Any], Any]:
@@ -72,13 +70,7 @@ def encode(tiny_tokenizer) -> Callable[[list[str]], torch.Tensor]:
 
 
 @fuzzed(15)
-@given(
-    texts=st.lists(
-        anything | st.sampled_from(["", " ", "<pad>", "<pad> <pad>", "\0"]),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(texts=st.lists(anything | st.sampled_from(["", " ", "<pad>", "<pad> <pad>", "\0"]), min_size=1, max_size=4))
 def test_every_text_has_a_finite_embedding_that_does_not_depend_on_its_neighbours(encode, texts):
     together = encode(texts)
     assert together.shape == (len(texts), 32) and torch.isfinite(together).all()
@@ -109,9 +101,7 @@ def test_a_grid_is_read_back_from_its_words_or_refused(texts):
 def saved(tmp_path_factory, tiny_tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     sizes = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "matryoshka_layers": [1]}
-    M3BertModel(tiny_config(**sizes, matryoshka_dims=[8], num_attention_heads=2)).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, M3BertModel(tiny_config(**sizes, matryoshka_dims=[8], num_attention_heads=2)), tiny_tokenizer)
 
 
 def read_weights(folder: Path) -> None:

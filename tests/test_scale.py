@@ -1,13 +1,10 @@
 """The launcher lines of docs/scale.md, as far as two CPU processes go, and what happens when a process dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +18,8 @@ from m3bert.commands import train
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig
 from m3bert.trainers.core.checkpoints import last_checkpoint
-from tests.conftest import tiny_config
+from tests.browser import free_port
+from tests.conftest import save, tiny_config
 from tests.snippets import ROOT, read, snippets
 
 
@@ -34,20 +32,13 @@ LINES = {
 MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli", "m3bert": "m3bert"}
 
 
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("localhost", 0))
-        return opened.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
     """A model and data by the names of the page."""
     folder = tmp_path_factory.mktemp("scale")
     model = folder / "runs" / "m3bert-from-me5"
     tiny_config_of_page = tiny_config(matryoshka_layers=[2, 6], embedding_dropout=0.0, attention_dropout=0.0)
-    M3BertModel(tiny_config_of_page).save_pretrained(model)
-    tiny_tokenizer.save_pretrained(model)
+    save(model, M3BertModel(tiny_config_of_page), tiny_tokenizer)
     rows = [f"{a},{b}" for a, b in zip(sentences, sentences[::-1], strict=True)]
     (folder / "triplets.csv").write_text("\n".join(["anchor,positive", *rows]) + "\n")
     return folder

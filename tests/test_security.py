@@ -1,7 +1,5 @@
 """Files of other people run no code, are read only in their own folder, and tokens go nowhere: see SECURITY.md."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -34,6 +32,7 @@ from m3bert.models.conversion import convert_to_m3bert
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity
 from m3bert.trainers.core.given import backbone_of
+from tests.conftest import refused, save
 from tests.evaluation_data import write_data
 from tests.published import contrastive_trainer
 
@@ -108,8 +107,7 @@ def test_no_pickle_is_read_where_models_are_loaded_trained_evaluated_indexed_and
     index.close()
     assert Index.open(tmp_path / "index", encoder).search(sentences[:1])
     fit_exits(AutoModel.from_pretrained(model), tiny_tokenizer, sentences, layers=[2])
-    convert_to_m3bert(encoder_folder).save_pretrained(tmp_path / "converted")
-    tiny_tokenizer.save_pretrained(tmp_path / "converted")
+    save(tmp_path / "converted", convert_to_m3bert(encoder_folder), tiny_tokenizer)
     export_native(Checkpoint(tmp_path / "converted"), tmp_path / "native", Granularity(1, 20))
     (tmp_path / "staged").mkdir()
     prepare(Checkpoint(model), tmp_path / "staged", "user/model")
@@ -140,12 +138,9 @@ def sharded(tmp_path, encoder_folder) -> Path:
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
     "load_model": load_model,
-    "GridEncoder": GridEncoder.from_pretrained,
-    "trainer": lambda folder: backbone_of(str(folder), None, AutoModel),
-    "convert": convert_to_m3bert,
-    "teacher": lambda folder: Teacher(str(folder)).load(),
-    "Checkpoint": Checkpoint,
-}
+    "GridEncoder": GridEncoder.from_pretrained, "trainer": lambda folder: backbone_of(str(folder), None, AutoModel),
+    "convert": convert_to_m3bert, "teacher": lambda folder: Teacher(str(folder)).load(), "Checkpoint": Checkpoint,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -159,17 +154,13 @@ def test_weights_that_are_a_pickle_are_refused(name, pickled, tmp_path):
 def test_an_index_of_weights_names_files_of_its_folder_only(name, sharded):
     if name == "Checkpoint":
         shutil.copy(sharded.parent / "other.safetensors", sharded / "model-1.safetensors")
-    with pytest.raises(
-        ValueError, match=r"index.json names '../other.safetensors', which is not a file of its folder"
-    ):
-        LOADERS[name](sharded)
+    refused(r"index.json names '../other.safetensors', which is not a file of its folder", LOADERS[name], sharded)
 
 
 def test_a_quantizer_is_read_from_its_folder_only(sharded):
     shutil.move(sharded, sharded.parent / "model" / "quantizer")
     (sharded.parent / "model" / "quantizer" / "config.json").write_text('{"model_type": "m3bert_quantizer"}')
-    with pytest.raises(ValueError, match="which is not a file of its folder"):
-        find_quantizer(str(sharded.parent / "model"))
+    refused("which is not a file of its folder", find_quantizer, str(sharded.parent / "model"))
 
 
 @pytest.mark.parametrize("path", ["../other", "/etc", "..", "a/../../b", "1_Pooling/../.."])
@@ -198,8 +189,7 @@ def test_the_card_of_a_data_set_names_files_of_its_folder_only(path, tmp_path):
     named = path.format(folder=tmp_path)
     card = f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {named}\n---\n"
     (tmp_path / "set" / "README.md").write_text(card)
-    with pytest.raises(ValueError, match=r"secret.csv, which is outside of the data set\.$"):
-        load_hub(str(tmp_path / "set"))
+    refused(r"secret.csv, which is outside of the data set\.$", load_hub, str(tmp_path / "set"))
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])

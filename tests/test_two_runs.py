@@ -1,7 +1,5 @@
 """Two runs that begin in one folder at the same moment: the second one waits, or is refused, and nothing is mixed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

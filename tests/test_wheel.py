@@ -1,7 +1,5 @@
 """The built wheel: what is in it, and that it works outside the checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ project. What those libraries read from the environment when they are imported i
 and an empty `HF_MODULES_CACHE` for every run.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib
@@ -26,15 +24,10 @@ from typing import Any, NoReturn
 
 
 LIBRARIES = (
-    "torch",
-    "transformers.trainer",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.bert.modeling_bert",
-    "safetensors.torch",
-    "datasets",
-    "sentence_transformers",
-)
+    "torch", "transformers.trainer", "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto", "transformers.models.bert.modeling_bert", "safetensors.torch",
+    "datasets", "sentence_transformers",
+)  # fmt: skip
 MODULES = "modules"  # the folder of HF_MODULES_CACHE, beside the output of the processes
 
 
@@ -44,11 +37,9 @@ class Server:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="warm-"))
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-            "HF_MODULES_CACHE": str(self.folder / MODULES),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_MODULES_CACHE": str(self.folder / MODULES), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "OMP_NUM_THREADS": "1",
-        }
+        }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-I", __file__, str(self.folder)],
             env=environment,

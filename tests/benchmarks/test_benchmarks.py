@@ -1,7 +1,5 @@
 """Benchmarks: options, bounds, results files, and the table of all of them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from importlib import import_module
@@ -31,10 +29,6 @@ def results(tmp_path, monkeypatch) -> Path:
     for arguments in (["init", "-q"], ["add", "file.py"], [*identity, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
     return tmp_path / "benchmarks" / "results"
-
-
-def last_line(capsys) -> dict[str, object]:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def test_all_benchmarks_are_run_together():
@@ -79,7 +73,7 @@ def test_a_result_says_what_it_depends_on(results, capsys):
     assert written["versions"].keys() == {"torch", "transformers"}
     assert written.items() >= json.loads(said[-1]).items()
     BENCHMARK.main([])
-    assert last_line(capsys)["quick"] is False
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["quick"] is False
     full = json.loads((results / "example.json").read_text(encoding="utf-8"))
     assert full.keys() == written.keys(), "the same keys"
 

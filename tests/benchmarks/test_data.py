@@ -1,7 +1,5 @@
 """From an empty folder to the results of a study: its data is that of the Hub, compared with what was recorded."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -141,15 +139,13 @@ def test_a_study_runs_on_what_is_on_the_hub(hub, serve, sentences, tiny_checkpoi
         [sys.executable, "-m", "benchmarks.data", "stsb", "snli", "wic", "cisi"],
         cwd=ROOT,
         env={
-            **os.environ,
-            **hub.environment(tmp_path / "cache", None),
-            "M3BERT_DATA": str(folder),
+            **os.environ, **hub.environment(tmp_path / "cache", None), "M3BERT_DATA": str(folder),
             "M3BERT_GITHUB": served,
         },
         capture_output=True,
         text=True,
         timeout=600,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "stsb/test: 12 rows DIFFER from the 1,379 that our results are measured on" in done.stdout
     for absent in ("wic/test", "cisi/corpus"):

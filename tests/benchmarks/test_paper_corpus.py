@@ -1,7 +1,5 @@
 """The training corpus of MIPIC and MIC: how many texts and pairs of each data set, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

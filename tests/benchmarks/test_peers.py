@@ -1,7 +1,5 @@
 """The comparison with sentence-transformers: the texts, and that both sides compute the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,10 +10,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("sentence_transformers")
 steps = pytest.importorskip("benchmarks._peer_steps")
 
-THEIRS = {
-    "last layer": (steps.LAST_LAYER, steps.matryoshka),
-    "grid": (steps.GRID, steps.matryoshka_2d),
-}
+THEIRS = {"last layer": (steps.LAST_LAYER, steps.matryoshka), "grid": (steps.GRID, steps.matryoshka_2d)}
 
 
 @pytest.fixture(scope="module")

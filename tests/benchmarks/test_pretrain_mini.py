@@ -1,7 +1,5 @@
 """The small pretraining: its text, its stages, and its committed results."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

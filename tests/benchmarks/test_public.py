@@ -1,7 +1,5 @@
 """The study of public benchmarks: priced, resumed, and in a table."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The study of QAMA: its steps have the same seeds, and its measures are what they are said to be."""
 
-from __future__ import annotations
-
 from statistics import mean
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of quantised search: every search against a naive one, and the distribution of its documents."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -46,11 +44,6 @@ def top_rows(scores: torch.Tensor) -> np.ndarray:
     return scores.topk(TOP, dim=1).indices.numpy()
 
 
-def distances_of(rows: np.ndarray, distances: torch.Tensor) -> list[list[int]]:
-    """Distances of the rows found: where distances are equal, either row may be found."""
-    return distances.gather(1, torch.from_numpy(rows)).tolist()
-
-
 def test_float_searches_find_the_highest_dot_products(collection, queries, documents):
     expected = top_rows(queries @ documents.T)
     searches = collection.searches(TOP, SHORTLIST)
@@ -68,7 +61,8 @@ def test_binary_searches_find_the_smallest_hamming_distances(collection, queries
     )
     for name, distances in {"2-bit": of_bits, "sign": of_signs}.items():
         smallest = distances.sort(dim=1).values[:, :TOP].tolist()
-        assert distances_of(searches[name](queries), distances) == smallest, name
+        rows = torch.from_numpy(searches[name](queries))  # where distances are equal, either row may be found
+        assert distances.gather(1, rows).tolist() == smallest, name
 
 
 def test_a_shortlist_of_all_documents_is_sorted_by_the_float_query(collection, queries, documents):

@@ -1,7 +1,5 @@
 """The study of look-up queries: its searches, and a run on a small collection."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -14,6 +12,7 @@ from benchmarks.static_query import elastic
 from m3bert.encode.hybrid import bm25_search
 from m3bert.evaluation import GridEncoder
 from m3bert.trainers import Grid
+from tests.conftest import save
 from tests.evaluation_data import write_data
 
 
@@ -26,11 +25,8 @@ def splade(tmp_path, tiny_tokenizer) -> str:
     """A tiny masked language model of random weights."""
     set_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 4}
-    BertForMaskedLM(BertConfig(vocab_size=99, pad_token_id=1, initializer_range=0.5, **sizes)).save_pretrained(
-        tmp_path / "splade"
-    )
-    tiny_tokenizer.save_pretrained(tmp_path / "splade")
-    return str(tmp_path / "splade")
+    model = BertForMaskedLM(BertConfig(vocab_size=99, pad_token_id=1, initializer_range=0.5, **sizes))
+    return str(save(tmp_path / "splade", model, tiny_tokenizer))
 
 
 def test_sparse_queries_are_those_of_the_library(splade, sentences):

@@ -1,20 +1,23 @@
 """The studies: training data without test sentences, students, runs and stored results."""
 
-from __future__ import annotations
-
 import gzip
 import json
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from torch.nn.functional import cosine_similarity, normalize
 from transformers import AutoTokenizer
 
 from benchmarks.reproduction import exits, paths, study
 from benchmarks.reproduction.backbones import backbone, contrastive, reinitialised
+from benchmarks.reproduction.encoders import BLOCK, four_bits
+from benchmarks.reproduction.join import METHODS
 from benchmarks.reproduction.studies import IBKD, REGULARIZERS
 from benchmarks.reproduction.terms import gradients
 from benchmarks.reproduction.training_data import STS_TESTS, regularizer_sentences, training_pairs, unlabelled_texts
@@ -125,11 +128,8 @@ def study_of_paths(tmp_path, monkeypatch):
     with gzip.open(data / "cranfield" / "qrels.tsv.gz", "wt") as file:
         file.write("query-id\tcorpus-id\tscore\n" + "".join(f"q\t{n}\t1\n" for n in (0, 4, 8)))
     changed = {
-        "TESTS": {"tiny": ["cranfield"]},
-        "SYMMETRIC": {"tiny": []},
-        "FOLDER": tmp_path,
-        "DEPTHS": {"tiny": [2]},
-    }
+        "TESTS": {"tiny": ["cranfield"]}, "SYMMETRIC": {"tiny": []}, "FOLDER": tmp_path, "DEPTHS": {"tiny": [2]},
+    }  # fmt: skip
     for name, value in changed.items():
         monkeypatch.setattr(paths, name, value)
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
@@ -178,3 +178,26 @@ def test_a_study_runs_without_the_sets_that_are_not_there(tmp_path, capsys):
     said = capsys.readouterr().out
     names = ("text-english/news.txt.gz", "wikitext-2/dev.txt.gz", "stsb-dev", "msmarco-mini")
     assert all(f"The study runs without {name}" in said for name in names)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dims", [(24, 24), (24, 40), (40, 24)])
+def test_every_map_learns_a_rotation(method, dims):
+    inputs, targets = dims
+    rows = normalize(torch.randn(700, 10) @ torch.randn(10, inputs))  # of few directions, which a rotation keeps
+    turn = torch.linalg.qr(torch.randn(max(dims), max(dims)))[0][:inputs, :targets]
+    goal = normalize(rows @ turn) if inputs <= targets else normalize(rows @ torch.linalg.svd(rows)[2][:targets].T)
+    mapped = METHODS[method](rows[:600], goal[:600])(rows[600:])
+    assert mapped.shape == (100, targets) and cosine_similarity(mapped, goal[600:]).mean() > 0.95
+
+
+def test_four_bits_are_scaled_integers():
+    """Against a block at a time, a byte at a time."""
+    draw = np.random.default_rng(0)
+    scales, content = draw.normal(size=3).astype(np.float16), draw.integers(0, 256, (3, 16), dtype=np.uint8)
+    raw = b"".join(struct.pack("<e16B", scale, *nibbles) for scale, nibbles in zip(scales, content, strict=True))
+    expected = []
+    for scale, nibbles in zip(scales, content.tolist(), strict=True):
+        expected += [(byte % 16 - 8) * np.float32(scale) for byte in nibbles]
+        expected += [(byte // 16 - 8) * np.float32(scale) for byte in nibbles]
+    np.testing.assert_array_equal(four_bits(np.frombuffer(raw, BLOCK)), np.array(expected, np.float32))

@@ -1,7 +1,5 @@
 """Reading data files, and tokenising their texts."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest
@@ -9,6 +7,7 @@ from datasets import Dataset
 
 from m3bert.data.files import load_files, require_texts, tokenize_texts
 from m3bert.data.formats import check_files, files_by_name
+from tests.conftest import refused
 
 
 def test_files_are_grouped_by_name(tmp_path, monkeypatch):
@@ -17,8 +16,7 @@ def test_files_are_grouped_by_name(tmp_path, monkeypatch):
     named = ["nli=a.csv", "qa=https://host/c?x=1", "nli=lang=en.csv"]
     assert files_by_name(named) == {"nli": ["a.csv", "lang=en.csv"], "qa": ["https://host/c?x=1"]}
     assert files_by_name(["a.csv", "lang=en.csv", "https://host/c?x=1", "data/x=1.csv"]) == {}
-    with pytest.raises(ValueError, match=r"All files need a name, or none: nli=a\.csv, b\.csv is both"):
-        files_by_name(["nli=a.csv", "b.csv"])
+    refused(r"All files need a name, or none: nli=a\.csv, b\.csv is both", files_by_name, ["nli=a.csv", "b.csv"])
 
 
 def test_only_an_empty_cell_of_a_table_is_missing(tmp_path):
@@ -50,14 +48,13 @@ BROKEN = {
 @pytest.mark.parametrize("name", list(BROKEN))
 def test_a_broken_file_is_named(tmp_path, name, streaming):
     (tmp_path / name).write_bytes(BROKEN[name])
-    with pytest.raises(ValueError, match=name) as refused:
+    with pytest.raises(ValueError, match=name) as error:
         list(load_files([str(tmp_path / name)], streaming=streaming))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     if name == "half.jsonl":
-        assert "half.jsonl cannot be read: line 1501 is not JSON: 'utf-8' codec can't encode" in str(refused.value)
+        assert "half.jsonl cannot be read: line 1501 is not JSON: 'utf-8' codec can't encode" in str(error.value)
     elif name not in ("no.parquet", "wide.csv"):  # which a first look leaves to their libraries
-        with pytest.raises(ValueError, match=f"{name} cannot be read: "):
-            check_files([str(tmp_path / name)])
+        refused(f"{name} cannot be read: ", check_files, [str(tmp_path / name)])
 
 
 @pytest.mark.parametrize("content", ['[{"text": "a"}]', '{"text": "a"}\n\n{"title": "b"}', "\ufeff" + '{"text": "a"}'])
@@ -71,8 +68,7 @@ def test_what_a_library_reads_is_not_refused(tmp_path, content):
 
 def test_files_of_several_formats_or_of_none_are_refused(tmp_path):
     for names in (["a.xml"], ["a.txt", "a.jsonl"], ["a.csv", "a.tsv"]):
-        with pytest.raises(ValueError, match=f"{', '.join(names)} cannot be read: name files of one format"):
-            load_files(names)
+        refused(f"{', '.join(names)} cannot be read: name files of one format", load_files, names)
     with pytest.raises(OSError, match=r"no\.txt"):
         load_files([str(tmp_path / "no.txt")])
 
@@ -97,6 +93,5 @@ def test_texts_become_token_ids_and_long_ones_are_cut(tiny_tokenizer):
     ],
 )
 def test_a_missing_text_is_named_before_training(rows, columns, place):
-    with pytest.raises(ValueError, match=f"{place} has no text"):
-        require_texts(Dataset.from_dict(rows), columns)
+    refused(f"{place} has no text", require_texts, Dataset.from_dict(rows), columns)
     require_texts(Dataset.from_dict({"title": [None, "a"], "text": ["b", ""]}).shuffle(seed=1), ["title+text"])

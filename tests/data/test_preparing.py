@@ -1,7 +1,5 @@
 """Preparing text: the same rows whatever happens meanwhile, and rows that hold all of the text."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter
@@ -15,9 +13,9 @@ from tokenizers import normalizers
 from m3bert.data import preparing
 from m3bert.data.collators import MaskedLMCollator
 from m3bert.data.languages import mix_languages, smoothed_probabilities
-from m3bert.data.packing import packed_rows
+from m3bert.data.packing import Frame, pack, packed_rows
 from m3bert.data.preparing import load_prepared, prepare, read_prepared, tokenizer_fingerprint
-from tests.conftest import tiny_config
+from tests.conftest import refused, tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -139,8 +137,7 @@ def test_other_settings_are_refused(texts, tmp_path, tiny_tokenizer):
     with pytest.raises(ValueError, match=r"made with other settings: max_length\. Choose another"):
         prepare([str(texts)], tiny_tokenizer, out, max_length=12)
     (texts / "en" / "c.jsonl").write_text('{"text": "more"}\n')
-    with pytest.raises(ValueError, match=r"made with other settings: files\. "):
-        prepare([str(texts)], tiny_tokenizer, out, max_length=16)
+    refused(r"made with other settings: files\. ", prepare, [str(texts)], tiny_tokenizer, out, max_length=16)
 
 
 def test_a_column_names_the_language(tmp_path, tiny_tokenizer, sentences):
@@ -176,15 +173,13 @@ def test_reading_checks_model_tokenizer_and_files(texts, tmp_path, tiny_tokenize
         load_prepared(out, AutoTokenizer.from_pretrained(minilm), tiny_config())
     with pytest.raises(ValueError, match="documents of up to 16 tokens, but the model reads 8"):
         load_prepared(out, tiny_tokenizer, tiny_config(max_position_embeddings=8))
-    with pytest.raises(ValueError, match="model_type='deberta' cannot read packed rows"):
-        load_prepared(out, tiny_tokenizer, DebertaConfig())
+    refused("model_type='deberta' cannot read packed rows", load_prepared, out, tiny_tokenizer, DebertaConfig())
     before = tokenizer_fingerprint(tiny_tokenizer)
     tiny_tokenizer(["read", "read open"], padding=True, truncation=True, max_length=2)
     assert tokenizer_fingerprint(tiny_tokenizer) == before
 
     next((out / "en").glob("*.arrow")).write_bytes(b"x")
-    with pytest.raises(ValueError, match="out/en cannot be read: "):
-        load_prepared(out, tiny_tokenizer, tiny_config())
+    refused("out/en cannot be read: ", load_prepared, out, tiny_tokenizer, tiny_config())
 
 
 @pytest.fixture
@@ -241,3 +236,50 @@ def test_languages_are_drawn_with_smoothed_probabilities():
     assert len(mixed) > 1000
     assert sum(mixed["x"]) / len(mixed) == pytest.approx(0.177, abs=0.03)
     assert mix_languages([large]) is large
+
+
+def test_a_document_goes_where_the_least_room_is_left():
+    # 7 | 5 | 4 fits into 5 + 4 and leaves 1, not into 7 | 3 fits into 7 | 1 into 5 + 4
+    assert pack([7, 5, 4, 3, 1, 10], 10) == [[0, 3], [1, 2, 4], [5]]
+    assert pack([], 10) == []
+
+
+@pytest.mark.parametrize("longest", [3, 17, 64])
+def test_every_document_is_in_one_row_and_rows_are_full(longest):
+    lengths = torch.randint(1, longest + 1, (500,)).tolist()
+    rows = pack(lengths, 64)
+    assert sorted(document for row in rows for document in row) == list(range(500))
+    totals = [sum(lengths[document] for document in row) for row in rows]
+    assert max(totals) <= 64
+    # Any two rows together are more than one row: else best fit would have joined their documents.
+    assert len(totals) < 2 or sum(sorted(totals)[:2]) > 64
+    assert rows == pack(lengths, 64)
+    assert [sorted(row) for row in rows] == rows  # documents of a row keep their order
+
+
+def test_the_frame_is_what_the_tokenizer_adds(tiny_tokenizer, sentences):
+    frame = Frame.of(tiny_tokenizer)
+    assert (frame.begin, frame.end, len(frame)) == ((0,), (2,), 2)
+    for text in sentences[:5]:
+        plain = tiny_tokenizer(text, add_special_tokens=False)["input_ids"]
+        whole = tiny_tokenizer(text, return_special_tokens_mask=True)
+        assert [*frame.begin, *plain, *frame.end] == whole["input_ids"]
+        assert frame.special_tokens([len(plain) + 2]).tolist() == [*map(bool, whole["special_tokens_mask"])]
+    assert frame.special_tokens([3, 2]).tolist() == [True, False, True, True, True]
+    assert not Frame((), ()).special_tokens([3]).any()
+
+
+def test_rows_hold_the_pieces_of_all_documents():
+    documents = [[5, 6, 7, 8, 9, 10, 11], [], [12], [13, 14]]
+    tokens, lengths = packed_rows(documents, Frame((0,), (2,)), 6)
+    assert tokens == [[0, 5, 6, 7, 8, 2], [0, 9, 10, 11, 2], [0, 12, 2], [0, 13, 14, 2]]
+    assert packed_rows(documents, Frame((0,), (2,)), 9)[1] == [[9], [3, 4]]
+    assert lengths == [[6], [5], [3], [4]]
+    refused("max_length=2 must be more than the 2 special tokens", packed_rows, documents, Frame((0,), (2,)), 2)
+
+
+def test_a_slow_tokenizer_is_refused():
+    class Slow:
+        is_fast = False
+
+    refused("Slow is no fast tokenizer", Frame.of, Slow())

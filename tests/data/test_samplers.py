@@ -1,7 +1,5 @@
 """Batch samplers: pure batches, in proportion or in turn, without duplicates, on several ranks, in every epoch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import chain
 from types import SimpleNamespace
@@ -23,13 +21,9 @@ def sampler(order="proportional", *, size=4, ranks=1, rank=0, drop_last=True, se
     return MultiDatasetBatchSampler(parts, STARTS, order=order, seed=seed, rank=rank)
 
 
-def set_of(row: int) -> int:
-    return int(np.searchsorted(STARTS, row, side="right")) - 1
-
-
 def sets_of(batches) -> list[int]:
     """The data set of each batch, whose rows are all of it."""
-    actual = [{set_of(row) for row in batch} for batch in batches]
+    actual = [{int(row) for row in np.searchsorted(STARTS, batch, side="right") - 1} for batch in batches]
     assert all(len(each) == 1 for each in actual)
     return [each.pop() for each in actual]
 
@@ -113,13 +107,10 @@ def test_no_text_is_in_two_rows_of_a_batch(repeating, drop_last):
     assert any(len(set(texts[batch, 0].tolist())) < len(batch) for batch in plain), "the test is of repeated texts"
 
 
-def test_without_repeated_texts_each_row_is_used_once():
+def test_without_repeated_texts_each_row_is_used_once_and_too_few_different_texts_are_refused():
     texts = numbers(Dataset.from_dict({"text": [f"text {row}" for row in range(30)]}), "text")
     batches = list(Batches(30, 4, 1, drop_last=False, texts=texts).of_epoch(np.random.default_rng(0)))
     assert sorted(chain(*batches)) == list(range(30))
-
-
-def test_too_few_different_texts_are_refused():
     texts = numbers(Dataset.from_dict({"text": ["a", "b"] * 8}), "text")
     with pytest.raises(ValueError, match="no_duplicates' finds no 4 rows without equal texts: lower per_device"):
         next(Batches(16, 4, 1, drop_last=True, texts=texts).of_epoch(np.random.default_rng(0)))

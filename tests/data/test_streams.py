@@ -1,7 +1,5 @@
 """Training on streams: every row once per epoch over all ranks and workers, and the same weights after resuming."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 

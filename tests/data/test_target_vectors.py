@@ -1,7 +1,5 @@
 """Rows of text and vector: formats, equal texts, and what is refused, with file and row."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from m3bert.data.target_vectors import read_target_vectors
+from tests.conftest import refused
 
 
 VECTORS = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
@@ -68,12 +67,9 @@ def test_parquet_json_lines_and_the_texts_of_pgvector_give_the_same_vectors(tmp_
     ],
 )
 def test_rows_that_are_no_targets_are_refused(rows, message, tmp_path):
-    with pytest.raises(ValueError, match=message) as actual:
-        read_target_vectors([write_rows(tmp_path / "rows.jsonl", rows)])
-    assert "\n" not in str(actual.value)
+    refused(message, read_target_vectors, [write_rows(tmp_path / "rows.jsonl", rows)])
 
 
 def test_vectors_of_two_files_must_have_the_same_number_of_dims(tmp_path):
     files = [write_rows(tmp_path / f"{dims}.jsonl", rows_of(["one", str(dims)], [[1] * dims] * 2)) for dims in (2, 3)]
-    with pytest.raises(ValueError, match=r"3.jsonl, row 1: the vector has 3 dims, and the first one 2"):
-        read_target_vectors(files)
+    refused(r"3.jsonl, row 1: the vector has 3 dims, and the first one 2", read_target_vectors, files)

@@ -1,7 +1,5 @@
 """A teacher's embeddings: its own, found by text, in a cache of their own."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from dataclasses import replace
@@ -14,6 +12,7 @@ from transformers import BertModel
 
 from m3bert.data import teacher
 from m3bert.trainers import Teacher, TeacherEmbeddings
+from tests.conftest import save
 from tests.hub_server import Blob, contents
 
 
@@ -24,11 +23,6 @@ from sentence_transformers import SentenceTransformer
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch) -> None:
     monkeypatch.setattr(teacher, "ROWS_OF_A_BATCH", 8)
-
-
-def cache_of(cache_dir: Path) -> Path:
-    (folder,) = cache_dir.iterdir()
-    return folder
 
 
 def test_embeddings_are_the_teachers_own_and_found_by_text(encoder_folder, sentences, tmp_path):
@@ -85,8 +79,7 @@ def test_poolings_are_those_of_the_token_states_or_the_encoders_own(
     for pooling, expected in (("cls", outputs.last_hidden_state[:, 0]), ("pooler", outputs.pooler_output)):
         actual = Teacher(str(encoder_folder), pooling=pooling).embed(sentences[:6], tmp_path / "cache")
         torch.testing.assert_close(actual.of(sentences[:6]), expected, atol=1e-5, rtol=1e-5)
-    BertModel(model.config, add_pooling_layer=False).save_pretrained(tmp_path / "without")
-    tiny_tokenizer.save_pretrained(tmp_path / "without")
+    save(tmp_path / "without", BertModel(model.config, add_pooling_layer=False), tiny_tokenizer)
     with pytest.raises(ValueError, match="without has no pooler: choose another pooling, such as cls"):
         Teacher(str(tmp_path / "without"), pooling="pooler").load()
 
@@ -126,7 +119,7 @@ def test_rows_that_are_not_finite_are_refused_and_others_stay(encoder_folder, se
     monkeypatch.setattr(SentenceTransformer, "encode", with_nan)
     with pytest.raises(ValueError, match=f"1 of 8 texts by .* are not finite as float32, for example of '{broken}'"):
         Teacher(str(encoder_folder)).embed(sentences, tmp_path)
-    assert np.load(cache_of(tmp_path) / "done.npy").sum() == 1
+    assert np.load(next(tmp_path.glob("*/done.npy"))).sum() == 1
     monkeypatch.setattr(SentenceTransformer, "encode", encode)
     assert torch.isfinite(Teacher(str(encoder_folder)).embed(sentences, tmp_path).of(sentences)).all()
 

@@ -1,7 +1,5 @@
 """What the tests of other libraries share: a real encoder as it is published, and copies of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`is_matryoshka` and `matryoshka_dimensions` of config.json: what serving engines read before they cut a vector."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from transformers import AutoModel, BertConfig, BertModel
 
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer
-from tests.conftest import tiny_config
+from tests.conftest import quiet, tiny_config
 
 
 def written(folder: Path) -> tuple[bool, list[int]]:
@@ -35,12 +33,10 @@ def backbone_of(kind: str) -> M3BertModel | BertModel:
 
 
 @pytest.mark.parametrize("kind", ["m3bert", "bert"])
-def test_trained_dims_are_declared_wherever_the_checkpoint_goes(
-    kind, tiny_tokenizer, sentences, tmp_path, quiet_arguments
-):
+def test_trained_dims_are_declared_wherever_the_checkpoint_goes(kind, tiny_tokenizer, sentences, tmp_path):
     """Trained, read and saved by transformers, by sentence-transformers, and cut."""
     changes = {"grid": "2,4,6x8,24,32", "max_steps": 1, "per_device_train_batch_size": 8}
-    args = ContrastiveConfig(**quiet_arguments(tmp_path / "trained", **changes))
+    args = ContrastiveConfig(**quiet(tmp_path / "trained", **changes))
     rows = Dataset.from_dict({"anchor": sentences[:24], "positive": sentences[24:]})
     trainer = ContrastiveTrainer(backbone_of(kind), args, tiny_tokenizer, rows)
     trainer.train()

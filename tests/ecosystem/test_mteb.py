@@ -1,7 +1,5 @@
 """MTEB runs a published checkpoint by its name, with its own loader, and scores it as this project does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -82,12 +80,10 @@ def test_a_registered_model_runs_by_name_at_any_granularity(published, encoder, 
     meta = model_meta(encoder, Granularity(6, 384), NAME, "no_revision").model_copy(
         update={
             "loader": SentenceTransformerEncoderWrapper,
-            "loader_kwargs": {"trust_remote_code": True, "model_prompts": PROMPTS},
-            "embed_dim": GRID.dims,
-            "experiment_kwargs": None,
-            "revision": None,
+            "loader_kwargs": {"trust_remote_code": True, "model_prompts": PROMPTS}, "embed_dim": GRID.dims,
+            "experiment_kwargs": None, "revision": None,
         }
-    )
+    )  # fmt: skip
     monkeypatch.setitem(MODEL_REGISTRY, NAME, meta)
     ours = mteb_models(encoder, name=NAME)
     found = {}

@@ -3,8 +3,6 @@ A native export needs neither this package nor its code: transformers 4.57 and s
 environment of their own, give the same vectors. An m3BERT needs transformers 5, and says so there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -24,7 +22,7 @@ from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.onnx_graphs import write_graphs
 from m3bert.trainers import Granularity, Grid
-from tests.conftest import write_modules
+from tests.conftest import save
 from tests.ecosystem.conftest import LONGEST
 
 
@@ -88,9 +86,7 @@ def test_native_exports_give_the_same_vectors(published, tmp_path, run_older):
     words = json.loads((published / "tokenizer.json").read_text())["model"]["vocab"]
     lines = [" ".join(list(words)[start : start + 12]) for start in range(2000, 8000, 12)]
     fit_exits(model, tokenizer, {"words": lines}, layers=[4])
-    model.save_pretrained(tmp_path / "elastic")
-    tokenizer.save_pretrained(tmp_path / "elastic")
-    write_modules(tmp_path / "elastic", width=384, max_length=LONGEST)
+    save(tmp_path / "elastic", model, tokenizer, max_length=LONGEST)
     for size in SIZES:
         export_native(Checkpoint(tmp_path / "elastic"), tmp_path / str(size), size)
     save_file(expected_vectors(tmp_path / "elastic", SIZES), tmp_path / "expected.safetensors")

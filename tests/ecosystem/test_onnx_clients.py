@@ -3,8 +3,6 @@ Exported graphs in clients of other makers: transformers.js in Node and OpenVINO
 size and at 4x64, in float32 and in 8 bits.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

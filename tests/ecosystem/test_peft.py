@@ -1,7 +1,5 @@
 """peft adapts every head: what is saved alone is all that was trained, and merged it is a complete checkpoint."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -26,11 +24,7 @@ TASKS = {
         modeling_m3bert.M3BertForTokenClassification,
         {"labels": torch.arange(28).view(4, 7) % 2},
     ),
-    None: (
-        "AutoModelForMaskedLM",
-        modeling_m3bert.M3BertForMaskedLM,
-        {"labels": torch.arange(28).view(4, 7)},
-    ),
+    None: ("AutoModelForMaskedLM", modeling_m3bert.M3BertForMaskedLM, {"labels": torch.arange(28).view(4, 7)}),
 }
 BARE = """
 import torch, transformers

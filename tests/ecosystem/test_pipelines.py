@@ -1,12 +1,10 @@
 """Pipelines and Auto classes of transformers, at the full size and at a granularity, without this project."""
 
-from __future__ import annotations
-
 import torch
 from safetensors.torch import save_file
 
 from m3bert import modeling as modeling_m3bert
-from tests.conftest import tiny_config
+from tests.conftest import save, tiny_config
 
 
 TEXT = "read the <mask> of a file"
@@ -14,10 +12,7 @@ SIZES = {"full": {}, "small": {"output_layer": 4, "output_dim": 8}}
 HEADS = {
     "feature-extraction": ("AutoModel", modeling_m3bert.M3BertModel),
     "fill-mask": ("AutoModelForMaskedLM", modeling_m3bert.M3BertForMaskedLM),
-    "text-classification": (
-        "AutoModelForSequenceClassification",
-        modeling_m3bert.M3BertForSequenceClassification,
-    ),
+    "text-classification": ("AutoModelForSequenceClassification", modeling_m3bert.M3BertForSequenceClassification),
     "token-classification": ("AutoModelForTokenClassification", modeling_m3bert.M3BertForTokenClassification),
 }
 BARE = """
@@ -57,8 +52,7 @@ def test_pipelines_give_what_the_model_gives(tiny_tokenizer, tmp_path, run_bare)
     expected = {}
     for task, (_, head) in HEADS.items():
         model = head(tiny_config(vocab_size=len(tiny_tokenizer))).eval()
-        model.save_pretrained(tmp_path / task)
-        tiny_tokenizer.save_pretrained(tmp_path / task)
+        save(tmp_path / task, model, tiny_tokenizer)
         for size, options in SIZES.items():
             with torch.no_grad():
                 outputs = model(**tiny_tokenizer(TEXT, return_tensors="pt"), **options)

@@ -1,7 +1,5 @@
 """sentence-transformers reads a published checkpoint at any granularity, as this project does."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """sentence-transformers' own trainer trains a published checkpoint, and saves one that is as elastic as before."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,7 +11,7 @@ from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertModel
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Grid
-from tests.conftest import tiny_config, write_modules
+from tests.conftest import save, tiny_config
 
 
 pytest.importorskip("sentence_transformers")
@@ -57,9 +55,7 @@ save_file(vectors, "vectors.safetensors")
 def test_their_trainer_trains_and_saves_it(tiny_tokenizer, sentences, tmp_path, run_bare):
     pooling = "cls"  # which is not their default
     before = M3BertModel(tiny_config())
-    before.save_pretrained(tmp_path / "untrained")
-    tiny_tokenizer.save_pretrained(tmp_path / "untrained")
-    write_modules(tmp_path / "untrained", width=32, max_length=32, pooling=pooling)
+    save(tmp_path / "untrained", before, tiny_tokenizer, max_length=32, pooling=pooling)
     (tmp_path / "sentences.json").write_text(json.dumps(sentences))
     printed = run_bare(TRAIN)
     (line,) = [line for line in printed.splitlines() if line.startswith("LOSSES")]

@@ -1,7 +1,5 @@
 """A static folder and a router give this project's vectors in processes that cannot import it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.router_export import export_router
 from m3bert.hub_cards.static_export import export_static
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import save
 from tests.static_checkpoints import in_8_bits, plain_tokenizer, save_static, sentencepiece_tokenizer, state_only_model
 
 
@@ -48,13 +47,9 @@ def tokenizers(tiny_tokenizer):
 def vectors_of(encoder: GridEncoder, size: Granularity, role: str | None = None):
     """Normalised vectors of the texts at a size; without a role, without a prompt."""
     alone = GridEncoder(
-        encoder.model,
-        encoder.tokenizer,
-        Grid((size,)),
-        pooling=encoder.pooling,
-        max_length=encoder.max_length,
+        encoder.model, encoder.tokenizer, Grid((size,)), pooling=encoder.pooling, max_length=encoder.max_length,
         prompts=encoder.prompts if role else {},
-    )
+    )  # fmt: skip
     return alone.encode(TEXTS, role=role or "query").at(size, normalize=True).contiguous()
 
 
@@ -110,11 +105,8 @@ def test_what_model2vec_cannot_reproduce(tokenizers, tmp_path):
     save_static(tmp_path / "model", tokenizer, ignored=[0, 1, 2])
     export_static(Checkpoint(tmp_path / "model"), folder)
     texts = [
-        "read the list",
-        "zebra in a zebra",
-        "<unk> list",
-        f"{'the ' * 20}{'remove ' * 10}" + "read from text " * 9,
-    ]
+        "read the list", "zebra in a zebra", "<unk> list", f"{'the ' * 20}{'remove ' * 10}" + "read from text " * 9,
+    ]  # fmt: skip
     encoder = Checkpoint(tmp_path / "model").encoder(Grid.parse("0x32"))
     bare = GridEncoder(encoder.model, encoder.tokenizer, encoder.grid, max_length=encoder.max_length)
     expected = bare.encode(texts).at(Granularity(0, 32), normalize=True).numpy()
@@ -169,8 +161,7 @@ def test_a_router_of_a_real_encoder_holds_what_its_readme_says(published, tmp_pa
     model = Checkpoint(published).load()
     model.set_depths(table=torch.randn(model.config.vocab_size, 384), ignored_ids=[0, 100, 101, 102])
     source = tmp_path / "model"
-    model.save_pretrained(source)
-    Checkpoint(published).tokenizer.save_pretrained(source)
+    save(source, model, Checkpoint(published).tokenizer)
     (source / "LICENSE").write_text("free")
     queries, documents = export_router(Checkpoint(source), tmp_path / "router")
     assert (str(queries), str(documents)) == ("0x384", "6x384")

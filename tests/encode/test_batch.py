@@ -1,7 +1,7 @@
 """The texts of all columns, sorted by length and encoded in chunks: the same step as each column on its own."""
 
-from __future__ import annotations
-
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 from m3bert.encode.batch import column_states
-from m3bert.encode.padded_batches import PassCost
+from m3bert.encode.padded_batches import PassCost, chunked
 from m3bert.encode.states import unwrap_encoder
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.models.anatomy import anatomy_of
@@ -174,13 +174,10 @@ def test_every_text_is_encoded_once_with_masks_of_its_own(mini_batch_size):
 
 def test_rows_of_several_texts_are_left_alone(tiny_model):
     flat = {
-        "input_ids": torch.randint(5, 99, (1, 7)),
-        "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]]),
+        "input_ids": torch.randint(5, 99, (1, 7)), "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]]),
         "cu_seq_lens_q": torch.tensor([0, 4, 7], dtype=torch.int32),
-        "cu_seq_lens_k": torch.tensor([0, 4, 7], dtype=torch.int32),
-        "max_length_q": 4,
-        "max_length_k": 4,
-    }
+        "cu_seq_lens_k": torch.tensor([0, 4, 7], dtype=torch.int32), "max_length_q": 4, "max_length_k": 4,
+    }  # fmt: skip
     actual = column_states(tiny_model, {"text": flat}, [6])["text"].layers[6]
     assert torch.equal(actual, tiny_model(**flat).last_hidden_state)
     with pytest.raises(ValueError, match="can be cached for one text per row"):
@@ -230,3 +227,53 @@ def test_flash_attention_on_a_gpu_equals_sdpa(flash_attention):
         model.set_attn_implementation(flash_attention)
         ours = NestedModel(model, objective)(**batch)["loss"]
     torch.testing.assert_close(ours, expected, rtol=0.02, atol=0.02)
+
+
+def cheapest(lengths: list[int], cost: PassCost) -> int:
+    """The lowest cost of all divisions of the sorted texts at any positions."""
+    actual = []
+    ordered = sorted(lengths, reverse=True)
+    for count in range(len(lengths)):
+        for cuts in itertools.combinations(range(1, len(lengths)), count):
+            parts = [ordered[a:b] for a, b in itertools.pairwise((0, *cuts, len(lengths)))]
+            if cost.most_tokens and any(len(part) > 1 and len(part) * part[0] > cost.most_tokens for part in parts):
+                continue
+            actual.append(sum(len(part) * part[0] + cost.overhead for part in parts))
+    return min(actual)
+
+
+@pytest.mark.parametrize("overhead", [0, 1, 7, 30, 1000])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_division_costs_less(overhead, seed):
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, 20) for _ in range(9)]
+    cost = PassCost(overhead)
+    chunks = chunked(lengths, cost)
+    assert sorted(itertools.chain(*chunks)) == list(range(9))
+    spent = sum(len(chunk) * max(lengths[row] for row in chunk) + overhead for chunk in chunks)
+    assert spent == cheapest(lengths, cost)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_pass_exceeds_the_limit_except_of_one_text(seed):
+    draw = random.Random(seed)
+    lengths = [draw.choice([1, 2, 3, 3, 8, 8, 8, 40]) for _ in range(60)]
+    chunks = chunked(lengths, PassCost(2, most_tokens=24))
+    assert sorted(itertools.chain(*chunks)) == list(range(60))
+    for chunk in chunks:
+        assert len(chunk) == 1 or len(chunk) * max(lengths[row] for row in chunk) <= 24
+    assert [max(lengths[row] for row in chunk) for chunk in chunks] == sorted(
+        (max(lengths[row] for row in chunk) for chunk in chunks), reverse=True
+    )
+    # Passes of equal length share their texts evenly: no pass is nearly empty.
+    threes = [len(chunk) for chunk in chunked([3] * 33, PassCost(2, most_tokens=24))]
+    assert len(threes) == 5
+    assert max(threes) - min(threes) <= 1
+
+
+def test_one_chunk_keeps_the_order():
+    assert chunked([1, 3, 2], PassCost(100)) == [[0, 1, 2]]
+    assert chunked([0, 0], PassCost(1)) == [[0, 1]]
+    assert len(chunked([5, 1, 5, 1], PassCost(1))) == 2
+    assert PassCost(1, 10).limited(20).most_tokens == 10
+    assert PassCost(1, 30).limited(20).most_tokens == PassCost(1).limited(20).most_tokens == 20

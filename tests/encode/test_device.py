@@ -1,7 +1,5 @@
 """Where and how an encoder computes: its device, type, attention and compilation."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Embeddings on disk: filled once, continued, never stale."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 
 from m3bert.encode.embedding_store import EmbeddingStore
 from m3bert.trainers import Teacher
+from tests.conftest import refused
 from tests.trainers.tiny_run import run_two
 
 
@@ -42,20 +41,14 @@ def test_an_interrupted_fill_continues(tmp_path):
     assert {file.name for file in (tmp_path / "store").iterdir()} == {"embeddings.npy", "manifest.json"}
 
 
-def test_arrays_without_a_manifest_are_filled_anew(tmp_path):
+def test_what_is_of_other_settings_or_damaged_is_refused_and_without_a_manifest_filled_anew(tmp_path):
     np.save(tmp_path / "embeddings.npy", np.zeros((10, 2), np.float32))
-    assert fill(tmp_path)[0] == [0, 1, 2, 3]
-
-
-def test_what_is_of_other_settings_or_damaged_is_refused(tmp_path):
-    fill(tmp_path, seed=1)
-    with pytest.raises(ValueError, match="has embeddings made with other settings: seed differ"):
-        fill(tmp_path, seed=2)
+    assert fill(tmp_path, seed=1)[0] == [0, 1, 2, 3]
+    refused("has embeddings made with other settings: seed differ", fill, tmp_path, seed=2)
     file = tmp_path / "embeddings.npy"
     for size in (file.stat().st_size - 1, 20):
         file.write_bytes(file.read_bytes()[:size])
-        with pytest.raises(ValueError, match=r"embeddings.npy cannot be read \(.*\): delete "):
-            fill(tmp_path, seed=1)
+        refused(r"embeddings.npy cannot be read \(.*\): delete ", fill, tmp_path, seed=1)
 
 
 def test_a_full_disk_says_so_before_the_work(tmp_path, monkeypatch):

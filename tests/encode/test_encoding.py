@@ -1,7 +1,5 @@
 """Encoding a grid once: equal to every granularity alone, in memory or on disk, in one run, several, or processes."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 
@@ -12,9 +10,11 @@ from datasets import Dataset
 
 from m3bert.encode import encoder as encoding
 from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards.onnx_export import export_onnx
 from m3bert.modeling import M3BertModel
-from m3bert.trainers import Granularity, Grid
-from tests.conftest import assert_close
+from m3bert.trainers import Granularity, Grid, Projection
+from tests.conftest import assert_close, refused, save
+from tests.elastic_repositories import WIDTH, save_elastic
 from tests.modeling_m3bert.static_models import give_table
 from tests.trainers.tiny_run import count_forwards, run_two
 
@@ -46,8 +46,7 @@ def test_one_encode_equals_loading_every_granularity_alone(encoder, sentences, t
             with torch.no_grad():
                 expected = alone(**inputs).last_hidden_state[0].mean(0)
             torch.testing.assert_close(vectors[row], expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="4x8 is not among the encoded granularities 2,6x8,32"):
-        embeddings.at(Granularity(4, 8))
+    refused("4x8 is not among the encoded granularities 2,6x8,32", embeddings.at, Granularity(4, 8))
 
 
 def test_a_look_up_in_the_static_table_equals_the_pooled_states(tiny_model, tiny_tokenizer, sentences):
@@ -75,8 +74,7 @@ def test_mixed_precision_is_stored_in_float32_and_is_another_cache(encoder, sent
         torch.testing.assert_close(actual.layers[layer], vectors, atol=0.1, rtol=0.1)
     assert mixed.identity() == encoder.identity()
     encoder.encode(sentences[:9], folder=tmp_path)
-    with pytest.raises(ValueError, match="compute_dtype"):
-        mixed.encode(sentences[:9], folder=tmp_path)
+    refused("compute_dtype", mixed.encode, sentences[:9], folder=tmp_path)
 
 
 def test_batches_have_equal_numbers_of_tokens(encoder, sentences):
@@ -166,8 +164,7 @@ embed.main(  # which leaves a group of its caller's alone
 
 
 def test_two_processes_fill_one_folder_and_the_command_one_table(encoder, sentences, tmp_path):
-    encoder.model.save_pretrained(tmp_path / "model")
-    encoder.tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", encoder.model, encoder.tokenizer)
     (tmp_path / "texts.txt").write_text("\n".join(sentences[:19]))
     run_two(tmp_path, TWO_PROCESSES)
     assert [(tmp_path / f"forwards_{rank}").read_text() for rank in (0, 1)] == ["3", "2"]
@@ -198,8 +195,7 @@ def test_long_texts_are_cut_and_counted(encoder, sentences, caplog):
     short = replace(encoder, max_length=5).encode(["read " * 100, "read " * 3]).at(GRID.full)
     torch.testing.assert_close(short[0], short[1])
     for length in (0, 49):
-        with pytest.raises(ValueError, match=f"max_length={length} must be within 1..48"):
-            replace(encoder, max_length=length)
+        refused(f"max_length={length} must be within 1..48", replace, encoder, max_length=length)
 
 
 def test_each_role_has_its_own_length(encoder, sentences, caplog):
@@ -217,3 +213,52 @@ def test_each_role_has_its_own_length(encoder, sentences, caplog):
     assert [by_role.manifest(texts, role)["max_length"] for role in ("query", "document")] == [20, 5]
     with pytest.raises(ValueError, match=r"query_max_length=49 must be within 1\.\.48, the model's limit"):
         replace(encoder, max_lengths={"query": 49})
+
+
+SIZES = Grid.parse("0,2,4,6x8,32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "normalize"),
+    [("bert", "mean", False), ("mpnet", "cls", True), ("modernbert", "mean", True), ("gemma3_text", "mean", False)],
+)
+def test_every_size_is_that_of_sentence_transformers(kind, pooling, normalize, tmp_path, tiny_tokenizer, sentences):
+    library = pytest.importorskip("sentence_transformers")
+    save_elastic(tmp_path / "model", tiny_tokenizer, kind, pooling=pooling, normalize=normalize)
+    encoder = GridEncoder.from_pretrained(tmp_path / "model", grid=SIZES)
+    actual = encoder.encode(sentences[:9])
+    for size in SIZES:
+        sizes = {"output_layer": size.layer, "output_dim": size.dim}
+        model = library.SentenceTransformer(
+            str(tmp_path / "model"), device="cpu", trust_remote_code=True, model_kwargs=sizes
+        )
+        expected = model.encode(sentences[:9], prompt_name="query", convert_to_tensor=True)
+        torch.testing.assert_close(actual.at(size), expected, atol=1e-5, rtol=0)
+
+
+def test_a_projection_follows_the_exits(tmp_path, tiny_tokenizer, sentences):
+    """Exits lead to the space before it, so one projection serves all depths with an exit, the table too."""
+    save_elastic(tmp_path / "plain", tiny_tokenizer)
+    projection = Projection(WIDTH, 12)
+    plain = GridEncoder.from_pretrained(tmp_path / "plain", grid="0,2,4,6x32").encode(sentences[:5])
+    save_elastic(tmp_path / "model", tiny_tokenizer, projection=projection)
+    encoder = GridEncoder.from_pretrained(tmp_path / "plain", projection=projection, grid="0,2,4,6x8,12")
+    actual = encoder.encode(sentences[:5])
+    alone = GridEncoder.from_pretrained(tmp_path / "plain", projection=projection, grid="0x8").encode(sentences[:5])
+    for depth in (0, 2, 4, 6):
+        expected = projection(plain.at(Granularity(depth, 32))).detach()
+        torch.testing.assert_close(actual.at(Granularity(depth, 12)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(alone.at(Granularity(0, 8)), actual.at(Granularity(0, 8)), atol=1e-5, rtol=0)
+    assert GridEncoder.from_pretrained(tmp_path / "model").grid == Grid.parse("0,2,4,6x12")
+    with pytest.raises(ValueError, match=r"The model projects layer 0, 2, 4, 6 to 12 dims; outside of it: 3x12\."):
+        GridEncoder.from_pretrained(tmp_path / "model", grid="3x12")
+
+
+@pytest.mark.parametrize("size", ["0x8", "4x8"])
+def test_a_size_is_exported_to_onnx(size, tmp_path, tiny_tokenizer):
+    """The export compares the graph with torch."""
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    save_elastic(tmp_path / "model", tiny_tokenizer, normalize=True)
+    encoder = GridEncoder.from_pretrained(tmp_path / "model", grid=size)
+    file = export_onnx(encoder, Granularity.parse(size), tmp_path / "model.onnx")
+    assert (file.stat().st_size < 40_000) == (size == "0x8"), "a table has no layers"

@@ -1,7 +1,5 @@
 """Batches encoded in mini-batches with cached gradients: the same step, for the activations of one mini-batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset
@@ -12,7 +10,7 @@ from m3bert.encode.padded_batches import PassCost
 from m3bert.encode.states import nested_states
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel
-from tests.conftest import padded_batch, tiny_config
+from tests.conftest import padded_batch, quiet, refused, tiny_config
 from tests.trainers.tiny_run import GRID, PLAIN_STEP, assert_same_weights, quiet_model
 
 
@@ -163,26 +161,24 @@ def test_activation_checkpointing_comes_on_top(tiny_model):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
     tiny_model.activation_checkpointing_enable({"use_reentrant": True})
     tiny_model.enable_input_require_grads()
-    with pytest.raises(ValueError, match="activation checkpointing that is not re-entrant"):
-        cached(**texts)
+    refused("activation checkpointing that is not re-entrant", cached, **texts)
 
 
 def test_an_objective_that_reads_tokens_is_refused(tiny_model):
     with pytest.raises(ValueError, match="MultigranularMLM reads token hidden states: its gradients cannot be cached"):
         NestedModel(quiet_model(), MultigranularMLM(GRID), mini_batch_size=2)
     states = pooled(tiny_model, padded_batch(), [6], 2)
-    with pytest.raises(ValueError, match="pooled with 'mean'; 'cls' reads token hidden states"):
-        states.pooled(6, "cls")
+    refused("pooled with 'mean'; 'cls' reads token hidden states", states.pooled, 6, "cls")
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
-def test_a_trained_step_is_the_same(tiny_tokenizer, sentences, tmp_path, quiet_arguments, mini_batch_size):
+def test_a_trained_step_is_the_same(tiny_tokenizer, sentences, tmp_path, mini_batch_size):
     """The same under Trainer, with two accumulated batches and an evaluation, for several layers of a grid."""
     dataset = Dataset.from_dict({"query": sentences[:16], "answer": sentences[16:32]})
     model = quiet_model().model
     changes = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 2}
     changes |= {"mini_batch_size": mini_batch_size, **PLAIN_STEP}
-    args = ContrastiveConfig(**quiet_arguments(tmp_path, grid="2,6x8,32", **changes))
+    args = ContrastiveConfig(**quiet(tmp_path, grid="2,6x8,32", **changes))
     trainer = ContrastiveTrainer(model, args, tiny_tokenizer, dataset, eval_dataset=dataset)
     trainer.train()
     reference = NestedModel(quiet_model().model, Contrastive(Grid.parse("2,6x8,32")))

@@ -1,13 +1,12 @@
-"""Granularities and grids."""
-
-from __future__ import annotations
+"""Granularities, grids, and codes of stored embeddings: their bits and bytes."""
 
 import pytest
 
 from m3bert.encode.granularity import evenly_spaced
-from m3bert.encode.precisions import PRECISIONS, stored_bits
+from m3bert.encode.precisions import PRECISIONS, bytes_per_vector, stored_bits
+from m3bert.modeling import quantization_m3bert
 from m3bert.trainers import Contrastive, Granularity, Grid
-from tests.conftest import tiny_config
+from tests.conftest import refused, tiny_config
 from tests.trainers.tiny_run import GRID
 
 
@@ -62,11 +61,9 @@ def test_codes_are_sorted_by_bits_within_a_size():
 
 def test_codes_are_no_matter_of_the_model():
     grid = Grid.parse("2,6x8@float32,int8")
-    with pytest.raises(ValueError, match="2x8@int8, 6x8@int8: a model is trained and run in float32"):
-        grid.validate(tiny_config())
+    refused("2x8@int8, 6x8@int8: a model is trained and run in float32", grid.validate, tiny_config())
     assert grid.sizes.validate(tiny_config())
-    with pytest.raises(ValueError, match="trained and run in float32"):
-        Contrastive(grid).validate(tiny_config())
+    refused("trained and run in float32", Contrastive, grid)
 
 
 NO_GRIDS = ("", "4", "x", "4x", "4-64", "4x64x2,3", "4x8;2x8", "a x b", "4.0x8", "-1x8", "4x64@", "4@int8x64")
@@ -84,21 +81,16 @@ NO_GRIDS = ("", "4", "x", "4x", "4-64", "4x64x2,3", "4x8;2x8", "a x b", "4.0x8",
     ],
 )
 def test_what_is_no_grid_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        Grid.parse(text)
-    with pytest.raises(ValueError, match="a layer below 0 or a dim below 1"):
-        Grid.product([-1], [8])
-    with pytest.raises(ValueError, match="at least one granularity"):
-        Grid(())
+    refused(message, Grid.parse, text)
+    refused("a layer below 0 or a dim below 1", Grid.product, [-1], [8])
+    refused("at least one granularity", Grid, ())
 
 
 def test_a_grid_outside_the_model_names_what_is_outside():
     grid = Grid.parse("2,8x16,64")
-    with pytest.raises(ValueError, match=r"layers 1\.\.6 and dims 1\.\.32; outside of it: 2x64, 8x16, 8x64"):
-        grid.validate(tiny_config())
+    refused(r"layers 1\.\.6 and dims 1\.\.32; outside of it: 2x64, 8x16, 8x64", grid.validate, tiny_config())
     assert Grid.parse("2,6x1,32").validate(tiny_config()).layers == [2, 6]
-    with pytest.raises(ValueError, match=r"layers 1\.\.6 and dims 1\.\.32; outside of it: 0x8"):
-        Grid.parse("0,2x8").validate(tiny_config())
+    refused(r"layers 1\.\.6 and dims 1\.\.32; outside of it: 0x8", Grid.parse("0,2x8").validate, tiny_config())
     Grid.parse("0,2x8").validate(tiny_config(elastic={"depths": {"0": []}, "exits": [0], "table": [0]}))
 
 
@@ -111,12 +103,10 @@ def test_a_grid_that_is_not_named_is_the_trained_one_or_everything(tiny_model):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("6x32>2x8", ["2x8<6x32"]),
-        (" 6x32 > 2x8,32 ", ["2x8<6x32", "2x32<6x32"]),
-        ("6x32>ALL", ["2x8<6x32", "2x32<6x32", "6x8<6x32"]),
-        ("6x32>2x32;6x8>2x8", ["2x32<6x32", "2x8<6x8"]),
+        ("6x32>2x8", ["2x8<6x32"]), (" 6x32 > 2x8,32 ", ["2x8<6x32", "2x32<6x32"]),
+        ("6x32>ALL", ["2x8<6x32", "2x32<6x32", "6x8<6x32"]), ("6x32>2x32;6x8>2x8", ["2x32<6x32", "2x8<6x8"]),
     ],
-)
+)  # fmt: skip
 def test_pairs_are_read(text, expected):
     assert [f"{student}<{teacher}" for student, teacher in GRID.pairs(text)] == expected
 
@@ -124,20 +114,15 @@ def test_pairs_are_read(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("6x32", "'6x32' is not a pair. Write teacher>student: '12x768>4x64'"),
-        ("6x32>2x8>2x32", "is not a grid"),
+        ("6x32", "'6x32' is not a pair. Write teacher>student: '12x768>4x64'"), ("6x32>2x8>2x32", "is not a grid"),
         ("2,6x32>2x8", "'2,6x32' must be one granularity"),
-        ("6x32>4x8", "'6x32>4x8' names granularities that the grid 2,6x8,32 lacks: 4x8"),
-        ("6x16>2x8", "lacks: 6x16"),
-        ("6x32>6x32", "'6x32>6x32' makes 6x32 teach itself"),
-        ("6x32>2x8;6x32>all", "names a pair twice"),
+        ("6x32>4x8", "'6x32>4x8' names granularities that the grid 2,6x8,32 lacks: 4x8"), ("6x16>2x8", "lacks: 6x16"),
+        ("6x32>6x32", "'6x32>6x32' makes 6x32 teach itself"), ("6x32>2x8;6x32>all", "names a pair twice"),
     ],
-)
+)  # fmt: skip
 def test_pairs_that_cannot_be(text, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        GRID.pairs(text)
-    with pytest.raises(ValueError, match="teach itself"):
-        Grid((Granularity(6, 32),)).pairs("6x32>all")
+    refused(message.replace("(", r"\("), GRID.pairs, text)
+    refused("teach itself", Grid((Granularity(6, 32),)).pairs, "6x32>all")
 
 
 def test_layers_are_evenly_spaced_and_end_with_the_last():
@@ -147,3 +132,16 @@ def test_layers_are_evenly_spaced_and_end_with_the_last():
         for count in (1, 2, 7):
             layers = evenly_spaced(range(1, depth + 1), count)
             assert layers == sorted(set(layers)) and layers[-1] == depth and len(layers) == min(depth, count)
+
+
+def test_codes_go_from_most_to_fewest_bits():
+    bits = [code.bits for code in PRECISIONS.values()]
+    assert bits == sorted(bits, reverse=True)
+    assert {name for name, code in PRECISIONS.items() if code.learned} == {*quantization_m3bert.CODES}
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_bits_per_dim_are_exact_at_whole_widths(name):
+    for dim in (64, 384, 768):
+        assert stored_bits(name, dim) == PRECISIONS[name].bits * dim
+        assert bytes_per_vector(name, dim) == PRECISIONS[name].bits * dim / 8

@@ -5,8 +5,6 @@ The places were found by the names of files that are written (`EmbeddingStore`, 
 every use of a digest. The parts are changed one at a time.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

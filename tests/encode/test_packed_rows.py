@@ -1,7 +1,5 @@
 """Documents in a packed row are encoded and trained as if each were alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
@@ -10,7 +8,7 @@ from m3bert.encode import batch as column_states
 from m3bert.encode.packed_rows import PACKABLE, REFUSED, Flattened
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import Contrastive, Grid, MultigranularMLM, NestedModel, nested_states
-from tests.conftest import assert_close, tiny_config
+from tests.conftest import assert_close, refused, tiny_config
 from tests.encode.test_states import EXTRA, SIZES, backbone
 
 
@@ -134,7 +132,6 @@ def test_refused_by_name(model_type):
 
 def test_packed_rows_are_not_pooled():
     batch = packed_batch()
-    with pytest.raises(ValueError, match="A packed row holds several texts"):
-        nested_states(backbone("bert"), batch, [4]).pooled(4)
+    refused("A packed row holds several texts", nested_states(backbone("bert"), batch, [4]).pooled, 4)
     with pytest.raises(ValueError, match="A packed row holds several texts"):
         NestedModel(backbone("bert"), Contrastive(GRID))(anchor=batch, positive=batch)

@@ -1,20 +1,17 @@
 """The quantizer of a checkpoint is found and used by the command line."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from m3bert.commands.encoder import EncoderArguments, load_encoder
 from m3bert.encode.quantizer import find_quantizer, write_quantizer
 from m3bert.modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from tests.conftest import save
 
 
 @pytest.fixture
 def checkpoint(tiny_model, tiny_tokenizer, tmp_path) -> str:
-    tiny_model.save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
-    return str(tmp_path)
+    return str(save(tmp_path, tiny_model, tiny_tokenizer))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Two processes are one big batch: embeddings' and parameters' gradients, with hard negatives, for every objective."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,33 +9,10 @@ from datasets import Dataset
 from torch import distributed
 from torch.distributed import HashStore
 
+from m3bert import trainers
 from m3bert.encode import ranks
 from m3bert.encode.states import PooledStates
 from m3bert.modeling import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
-from m3bert.trainers import (
-    CRD,
-    HSIC,
-    PIC,
-    QAMA,
-    SCR,
-    SIA,
-    SIR,
-    Composition,
-    Contrastive,
-    ContrastiveConfig,
-    ContrastiveTrainer,
-    Espresso,
-    Grid,
-    Matryoshka2d,
-    NestedBatch,
-    NestedStates,
-    Objective,
-    ScoredPairs,
-    Starbucks,
-    TeacherContrast,
-    TeacherMSE,
-    TeacherSpace,
-)
 from m3bert.trainers.exit_distillation.cross_depth import CrossDepth
 from tests.conftest import quiet
 from tests.trainers.tiny_run import PLAIN_STEP, assert_same_weights, quiet_model, run_two
@@ -48,60 +23,70 @@ OF_RANK = (slice(0, 11), slice(11, None))  # the rows of each of two processes
 BANK = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
-def qama(grid: str, width: int, **changes) -> QAMA:
+def qama(grid: str, width: int, **changes) -> trainers.QAMA:
     """Of a quantizer whose parameters all matter."""
-    grid = Grid.parse(grid)
+    grid = trainers.Grid.parse(grid)
     quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=width, dims=grid.dims, momentum=0.5))
     for parameter in quantizer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     quantizer.calibrate(torch.randn(60, width))
-    return QAMA(grid, quantizer=quantizer, codes=("qama-2", "qama-hybrid"), rank_texts=3 * ROWS, **changes)
+    return trainers.QAMA(grid, quantizer=quantizer, codes=("qama-2", "qama-hybrid"), rank_texts=3 * ROWS, **changes)
 
 
 OBJECTIVES = {
-    "contrastive": lambda: Contrastive(Grid.parse("2,3x4,8")),
-    "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
-    "ring": lambda: Contrastive(Grid.parse("2,3x4,8"), ring=True, symmetric=True, learn_temperature=True),
-    "own negatives": lambda: Contrastive(Grid.parse("2,3x4,8"), own_negatives=True, symmetric=True),
-    "temperature": lambda: Contrastive(Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False),
-    "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
-    "2dmse": lambda: Matryoshka2d(Grid.parse("1,2,3x2,4,8")),
-    "starbucks": lambda: Starbucks(Grid.parse("1x2,2x4,3x8")),
-    "sia": lambda: SIA(Grid.parse("2,3x2,4,8"), temperature=1.0, smallest_token_count=2),
-    "pic": lambda: PIC(Grid.parse("1x2,2x4,3x8")),
-    "scr": lambda: SCR(Grid.parse("2,3x2,4,8"), threshold=0.05),
-    "sir": lambda: SIR(Grid.parse("2,3x4,8")),
-    "hsic": lambda: HSIC(Grid.parse("2,3x4,8"), gamma=0.1, input_layer=1),
-    "teacher": lambda: TeacherContrast(Grid.parse("2,3x4,8"), teacher_dim=6),
-    "mse": lambda: TeacherMSE(Grid.parse("3x4,8"), teacher_dim=6),
-    "similarity": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, alignment=0.5),
-    "teacher space": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, loss="contrastive"),
-    "cross depth": lambda: CrossDepth(Grid.parse("1,3x4,8")),
-    "cosent": lambda: ScoredPairs(Grid.parse("2,3x4,8")),
-    "scores of a reranker": lambda: ScoredPairs(Grid.parse("2,3x4,8"), loss="kl"),
-    "crd": lambda: CRD(Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
+    "contrastive": lambda: trainers.Contrastive(trainers.Grid.parse("2,3x4,8")),
+    "symmetric": lambda: trainers.Contrastive(trainers.Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
+    "ring": lambda: trainers.Contrastive(
+        trainers.Grid.parse("2,3x4,8"), ring=True, symmetric=True, learn_temperature=True
+    ),
+    "own negatives": lambda: trainers.Contrastive(trainers.Grid.parse("2,3x4,8"), own_negatives=True, symmetric=True),
+    "temperature": lambda: trainers.Contrastive(
+        trainers.Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False
+    ),
+    "espresso": lambda: trainers.Espresso(trainers.Grid.parse("2,3x4,8")),
+    "2dmse": lambda: trainers.Matryoshka2d(trainers.Grid.parse("1,2,3x2,4,8")),
+    "starbucks": lambda: trainers.Starbucks(trainers.Grid.parse("1x2,2x4,3x8")),
+    "sia": lambda: trainers.SIA(trainers.Grid.parse("2,3x2,4,8"), temperature=1.0, smallest_token_count=2),
+    "pic": lambda: trainers.PIC(trainers.Grid.parse("1x2,2x4,3x8")),
+    "scr": lambda: trainers.SCR(trainers.Grid.parse("2,3x2,4,8"), threshold=0.05),
+    "sir": lambda: trainers.SIR(trainers.Grid.parse("2,3x4,8")),
+    "hsic": lambda: trainers.HSIC(trainers.Grid.parse("2,3x4,8"), gamma=0.1, input_layer=1),
+    "teacher": lambda: trainers.TeacherContrast(trainers.Grid.parse("2,3x4,8"), teacher_dim=6),
+    "mse": lambda: trainers.TeacherMSE(trainers.Grid.parse("3x4,8"), teacher_dim=6),
+    "similarity": lambda: trainers.TeacherSpace(
+        trainers.Grid.parse("2,3x4,6"), bank=BANK, candidates=5, alignment=0.5
+    ),
+    "teacher space": lambda: trainers.TeacherSpace(
+        trainers.Grid.parse("2,3x4,6"), bank=BANK, candidates=5, loss="contrastive"
+    ),
+    "cross depth": lambda: CrossDepth(trainers.Grid.parse("1,3x4,8")),
+    "cosent": lambda: trainers.ScoredPairs(trainers.Grid.parse("2,3x4,8")),
+    "scores of a reranker": lambda: trainers.ScoredPairs(trainers.Grid.parse("2,3x4,8"), loss="kl"),
+    "crd": lambda: trainers.CRD(trainers.Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
     "qama": lambda: qama("3x2,6", 6, quantized_gradient=True),
     "qama, end to end": lambda: qama(
         "2,3x4,8", 8, frozen=False, weights={"contrast": 1.0, "variance": 1.0}, quantized_gradient=True
     ),
-    "composition": lambda: Composition(
+    "composition": lambda: trainers.Composition(
         {
-            "mrl": (0.4, Contrastive(Grid.parse("3x2,4,8"))),
-            "sia": (0.6, SIA(Grid.parse("1,3x2,4,8"))),
-            "sir": (0.2, SIR(Grid.parse("2x4,8"))),
+            "mrl": (0.4, trainers.Contrastive(trainers.Grid.parse("3x2,4,8"))),
+            "sia": (0.6, trainers.SIA(trainers.Grid.parse("1,3x2,4,8"))),
+            "sir": (0.2, trainers.SIR(trainers.Grid.parse("2x4,8"))),
         }
     ),
 }
 
 # Objectives that see nothing of other ranks.
 OWN_BATCH = {
-    "own batch": lambda: Contrastive(Grid.parse("2,3x4,8"), gather_negatives=False, ring=True, symmetric=True),
-    "own batch, 2dmse": lambda: Matryoshka2d(Grid.parse("2,3x4,8"), gather_negatives=False),
-    "own batch, pic": lambda: PIC(Grid.parse("1x2,2x4,3x8"), gather_negatives=False),
+    "own batch": lambda: trainers.Contrastive(
+        trainers.Grid.parse("2,3x4,8"), gather_negatives=False, ring=True, symmetric=True
+    ),
+    "own batch, 2dmse": lambda: trainers.Matryoshka2d(trainers.Grid.parse("2,3x4,8"), gather_negatives=False),
+    "own batch, pic": lambda: trainers.PIC(trainers.Grid.parse("1x2,2x4,3x8"), gather_negatives=False),
 }
 
 
-def embedding_gradients(objective: Objective, rows: slice, device: str = "cpu") -> dict[str, torch.Tensor]:
+def embedding_gradients(objective: trainers.Objective, rows: slice, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Loss, terms, and gradients of embeddings, or of token states where the objective reads those, and of its own
     parameters, for some rows of one batch."""
     generator = torch.Generator().manual_seed(7)
@@ -118,7 +103,7 @@ def embedding_gradients(objective: Objective, rows: slice, device: str = "cpu") 
     mask = (torch.arange(5) < lengths).long().to(device)
     states = {name: {layer: leaves[name, layer] for layer in layers} for name in names}
     texts = {
-        name: PooledStates(column, objective.pooling) if objective.pooling else NestedStates(column, mask)
+        name: PooledStates(column, objective.pooling) if objective.pooling else trainers.NestedStates(column, mask)
         for name, column in states.items()
     }
     width = getattr(objective, "teacher_dim", 6)
@@ -126,7 +111,7 @@ def embedding_gradients(objective: Objective, rows: slice, device: str = "cpu") 
     teacher = {name: embeddings.to(device) for name, embeddings in drawn.items()}
     scores = torch.randn(ROWS, 2, dtype=torch.float64, generator=generator)[rows].to(device)
     labels = scores if getattr(objective, "loss", "") == "kl" else scores[:, 0]
-    batch = NestedBatch(texts=texts, text_ids=ids, teacher=teacher, labels=labels)
+    batch = trainers.NestedBatch(texts=texts, text_ids=ids, teacher=teacher, labels=labels)
     terms = objective.double().to(device).train()(batch)
     loss = objective.total(terms)
     loss.backward()
@@ -235,10 +220,10 @@ def triplets() -> Dataset:
     return Dataset.from_list([dict(zip(("anchor", "positive", "negative"), row, strict=True)) for row in rows])
 
 
-def contrastive_trainer(tokenizer, folder, batch_size, mini_batch_size, **changes) -> ContrastiveTrainer:
+def contrastive_trainer(tokenizer, folder, batch_size, mini_batch_size, **changes) -> trainers.ContrastiveTrainer:
     changes |= {"per_device_train_batch_size": batch_size, "mini_batch_size": mini_batch_size}
-    args = ContrastiveConfig(**quiet(folder, grid="2,6x8,32", **PLAIN_STEP, **changes))
-    return ContrastiveTrainer(quiet_model().model, args, tokenizer, triplets())
+    args = trainers.ContrastiveConfig(**quiet(folder, grid="2,6x8,32", **PLAIN_STEP, **changes))
+    return trainers.ContrastiveTrainer(quiet_model().model, args, tokenizer, triplets())
 
 
 def test_a_step_of_two_processes_is_that_of_the_big_batch(of_two, tiny_tokenizer, tmp_path):

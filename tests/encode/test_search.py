@@ -1,7 +1,5 @@
 """Exact search, search in two stages, and metrics of ranked lists, against what they mean and other libraries."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Layers that read the static table, in everything that encodes texts for training."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

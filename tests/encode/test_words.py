@@ -1,7 +1,5 @@
 """Words of all languages: the same in the spans of a fit, in BM25 and in comparisons, and divided nowhere else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -62,11 +60,8 @@ def test_a_word_is_compared_without_case_accents_and_forms_of_unicode():
         assert folded(one) != folded(other)
 
 
-def test_texts_without_a_word_find_nothing():
+def test_texts_without_a_word_find_nothing_and_a_query_of_stop_words_alone_searches_these():
     actual = bm25_search(["!", "a", ""], ["?", "...", ""])
     assert np.array_equal(actual.rows, -np.ones((3, 3))) and not actual.scores.any()
-
-
-def test_a_query_of_stop_words_alone_searches_these():
     actual = bm25_search(["to be or not to be"], ["some text", "he said to be or not to be"])
     assert actual.rows[0].tolist() == [1, -1]

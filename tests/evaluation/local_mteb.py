@@ -1,7 +1,5 @@
 """MTEB's tasks over local data."""
 
-from __future__ import annotations
-
 import sys
 
 from datasets import Dataset, DatasetDict
@@ -13,13 +11,9 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 def metadata(name: str, kind: str, score: str) -> TaskMetadata:
     return TaskMetadata(
-        name=name,
-        description="local data",
-        dataset={"path": "local/data", "revision": "1"},
-        type=kind,
-        eval_langs=["eng-Latn"],
-        main_score=score,
-    )
+        name=name, description="local data", dataset={"path": "local/data", "revision": "1"}, type=kind,
+        eval_langs=["eng-Latn"], main_score=score,
+    )  # fmt: skip
 
 
 def similarity_task(evaluator):

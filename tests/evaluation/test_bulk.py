@@ -1,7 +1,5 @@
 """A function that adds embeddings to batches of rows, in this process and in the workers of Ray Data."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from functools import partial

@@ -1,7 +1,5 @@
 """Which granularity a budget buys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

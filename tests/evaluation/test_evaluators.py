@@ -1,7 +1,5 @@
 """Evaluators: their scores are those of sentence-transformers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -99,6 +97,7 @@ def test_classification_equals_sentence_transformers(bert, sentence_transformer,
 def test_retrieval_equals_sentence_transformers(bert, sentence_transformer, data):
     """Their gain knows no grades: all relevant documents have the same, and both kinds of gains are equal."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.util import cos_sim
 
     graded = load_task(find_task("cranfield"), data)
     evaluator = replace(graded, relevant=[dict.fromkeys(grades, 1.0) for grades in graded.relevant])
@@ -108,15 +107,9 @@ def test_retrieval_equals_sentence_transformers(bert, sentence_transformer, data
         {str(query): {str(row) for row in grades} for query, grades in enumerate(evaluator.relevant)},
         precision_recall_at_k=[1, 10, 100],
         truncate_dim=8,
-        score_functions={"cosine": sentence_transformer_cosine},
+        score_functions={"cosine": cos_sim},
     )
     theirs = library(sentence_transformer)
     ours = score_grid(bert, evaluator)[Granularity(2, 8)]
     for name, value in ours.items():
         assert value == pytest.approx(theirs[f"cosine_{name.replace('_exp', '')}"], abs=1e-6), name
-
-
-def sentence_transformer_cosine(first, second):
-    from sentence_transformers.util import cos_sim
-
-    return cos_sim(first, second)

@@ -1,7 +1,5 @@
 """Every task at every granularity, from one encode: equal to one granularity at a time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 from math import log2

@@ -1,7 +1,5 @@
 """Hybrid search against naive references."""
 
-from __future__ import annotations
-
 from math import log
 from statistics import mean, pstdev
 
@@ -9,16 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from m3bert import evaluation
 from m3bert.encode.hybrid import Ranking
-from m3bert.evaluation import (
-    bm25_search,
-    evaluate_grid,
-    exact_search,
-    find_tasks,
-    fuse_ranks,
-    fuse_scores,
-    ranking_scores,
-)
 from m3bert.evaluation.evaluators import Retrieval
 from tests.conftest import assert_close
 
@@ -49,15 +39,15 @@ def test_bm25_equals_the_formula_and_finds_nothing_else(query, alphabet):
         numbers = {word: chr(0x4E00 + at) for at, word in enumerate(" ".join([*DOCUMENTS, "unknown"]).split())}
         documents = ["".join(map(numbers.__getitem__, text.split())) for text in DOCUMENTS]
         query = "".join(numbers.get(word, "") for word in query.replace('a "wolf*" OR (', "wolf").split())
-    actual = bm25_search([query], documents)
+    actual = evaluation.bm25_search([query], documents)
     order = sorted((row for row, score in enumerate(expected) if score), key=lambda row: -expected[row])
     assert [row for row in actual.rows[0] if row >= 0] == order and (actual.rows[0, len(order) :] == -1).all()
     assert_close(actual.scores[0], [*(expected[row] for row in order), *[0.0] * (len(documents) - len(order))])
-    assert bm25_search([query], documents, 2).rows.tolist() == actual.rows[:, :2].tolist()
+    assert evaluation.bm25_search([query], documents, 2).rows.tolist() == actual.rows[:, :2].tolist()
 
 
 def test_words_are_stemmed_and_without_accents():
-    actual = bm25_search(["the runner runs in an annee"], ["other", "runs", "Une ann\u00e9e of Running"])
+    actual = evaluation.bm25_search(["the runner runs in an annee"], ["other", "runs", "Une ann\u00e9e of Running"])
     assert actual.rows[0].tolist() in ([1, 2, -1], [2, 1, -1]) and actual.scores[0, 1] > 0 == actual.scores[0, 2]
 
 
@@ -89,7 +79,9 @@ def naive_fusion(first: Ranking, second: Ranking, query: int, k: int, weight: fl
 @pytest.mark.parametrize("weight", [None, 0.5, 2.0])
 def test_fusions_equal_a_loop_over_documents(weight, actual):
     first, second = lists(0), lists(1, actual)
-    fused = fuse_ranks(first, second, 9) if weight is None else fuse_scores(first, second, 9, weight)
+    fused = (
+        evaluation.fuse_ranks(first, second, 9) if weight is None else evaluation.fuse_scores(first, second, 9, weight)
+    )
     expected = [naive_fusion(first, second, query, 9, weight) for query in range(3)]
     assert fused.tolist() == [rows + [-1] * (9 - len(rows)) for rows in expected]
 
@@ -106,7 +98,7 @@ def test_the_order_of_the_file_does_not_count():
         for fusion in ("scores", "ranks"):
             actual = order[task.bm25_ranked(vectors, fusion)[:, :10]].tolist()
             assert best.setdefault(fusion, actual) == actual
-            assert actual[-1] == order[exact_search(queries[-1:], vectors["documents"], 10)[0]].tolist()
+            assert actual[-1] == order[evaluation.exact_search(queries[-1:], vectors["documents"], 10)[0]].tolist()
 
 
 def test_a_query_that_is_a_document_is_left_out_of_its_own_searches():
@@ -118,7 +110,7 @@ def test_a_query_that_is_a_document_is_left_out_of_its_own_searches():
     task, plain = Retrieval(sides, relevant, self_rows=selves), Retrieval(sides, relevant)
     similar = torch.cosine_similarity(vectors["queries"][:, None], documents[None], dim=2)
     similar[range(4), range(4)] = -torch.inf
-    expected = ranking_scores(similar.argsort(dim=1, descending=True).numpy(), relevant)
+    expected = evaluation.ranking_scores(similar.argsort(dim=1, descending=True).numpy(), relevant)
     assert task.score(vectors) == pytest.approx(expected) != pytest.approx(plain.score(vectors))
     assert task.reachable == 29
 
@@ -136,12 +128,12 @@ def test_a_query_that_is_a_document_is_left_out_of_its_own_searches():
 
 
 def test_an_evaluation_measures_bm25_alone_and_beside_every_shared_layer(encoder_with_exits, data):
-    tasks = find_tasks(["cranfield", "stsb"])
-    results = evaluate_grid(encoder_with_exits, tasks, data, hybrid=True)
+    tasks = evaluation.find_tasks(["cranfield", "stsb"])
+    results = evaluation.evaluate_grid(encoder_with_exits, tasks, data, hybrid=True)
     rows = {
         (search.query_layer, search.document_layer, search.dim, search.fusion) for search in results.hybrid_searches
     }
     measured = {(layer, 6, dim, fusion) for layer in (0, 2, 6) for dim in (8, 32) for fusion in ("scores", "ranks")}
     assert rows == measured | {(None, 0, 0, None)}
     assert all(0 <= search.value <= 1 for search in results.hybrid_searches)
-    assert not evaluate_grid(encoder_with_exits, tasks, data).hybrid_searches
+    assert not evaluation.evaluate_grid(encoder_with_exits, tasks, data).hybrid_searches

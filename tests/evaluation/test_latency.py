@@ -1,7 +1,5 @@
 """Latency of one query: at each layer, in each engine, on a machine that is busy with other work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import cycle
 

@@ -1,6 +1,4 @@
-"""Metrics against their definitions, and those of the library `evaluate`."""
-
-from __future__ import annotations
+"""Metrics against their definitions, those of the library `evaluate`, and the spectrum of embeddings."""
 
 import math
 import sys
@@ -10,7 +8,7 @@ import pytest
 import torch
 from transformers import EvalPrediction
 
-from m3bert.evaluation import BitextMining, library_metrics
+from m3bert.evaluation import BitextMining, geometry, library_metrics
 from m3bert.evaluation.evaluators import fit_classifier
 from m3bert.evaluation.metrics import (
     alignment,
@@ -24,15 +22,10 @@ from m3bert.evaluation.metrics import (
 
 def test_spearman_of_cosines_is_a_correlation_of_ranks():
     first, second = torch.randn(20, 5), torch.randn(20, 5)
-    scores = [round(float(score), 1) for score in torch.rand(20) * 5]  # with ties
-
-    def ranks(values):
-        return torch.tensor([sum(v < x for v in values) + (sum(v == x for v in values) + 1) / 2 for x in values])
-
-    cosines = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in zip(first, second, strict=True)]
-    expected = float(torch.corrcoef(torch.stack([ranks(cosines), ranks(scores)]))[0, 1])
-    for actual in (pair_cosines(first, second), pair_cosines(3 * first, second), cosines):
-        assert similarity_scores(actual, scores) == pytest.approx({"spearman": expected}, abs=1e-6)
+    cosines = torch.cosine_similarity(first, second)
+    torch.testing.assert_close(torch.as_tensor(pair_cosines(3 * first, second)).float(), cosines, atol=1e-6, rtol=0)
+    assert similarity_scores([0.1, 0.2, 0.9], [1.0, 1.0, 5.0]) == pytest.approx({"spearman": 0.75**0.5})  # with ties
+    assert similarity_scores([0.1, 0.5, 0.2, 0.9], [0.0, 2.0, 4.0, 5.0]) == pytest.approx({"spearman": 0.8})
 
 
 def test_the_best_threshold_is_the_best_of_all():
@@ -43,11 +36,7 @@ def test_the_best_threshold_is_the_best_of_all():
         for threshold in [*cosines, math.inf]
     )
     assert pair_scores(cosines, labels)["accuracy"] == pytest.approx(best)
-    distinct = [value + 1e-6 * row for row, value in enumerate(cosines)]
-    ranking = sorted(range(40), key=lambda row: -distinct[row])
-    hits = [row for row in range(40) if labels[ranking[row]]]
-    average = sum((count + 1) / (row + 1) for count, row in enumerate(hits)) / len(hits)
-    assert pair_scores(distinct, labels)["average_precision"] == pytest.approx(average)
+    assert pair_scores([0.9, 0.8, 0.7, 0.1], [1, 0, 1, 0])["average_precision"] == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_a_classifier_learns_what_a_line_divides_and_classes_weigh_equally():
@@ -109,3 +98,32 @@ def test_a_metric_of_the_library_reads_the_labelled_tokens(tmp_path, monkeypatch
     expected = np.mean(logits.argmax(axis=-1)[known] != labels[known])
     metrics = library_metrics(str(tmp_path / "error_rate.py"))
     assert metrics(EvalPrediction(logits, labels)) == {"error_rate": expected}
+
+
+def test_geometry_is_what_it_means():
+    vectors = torch.randn(50, 6, dtype=torch.float64)
+    vectors[:, 4] = vectors[:, 0] + 0.1 * vectors[:, 4]
+    vectors[:, 5] = 3.0  # never varies
+    covariance = geometry.feature_covariance(vectors)
+    centred = vectors - vectors.mean(0)
+    torch.testing.assert_close(covariance, centred.T @ centred / 49)
+    correlation = geometry.feature_correlation(covariance)
+    expected = torch.corrcoef(vectors[:, :5].T)
+    torch.testing.assert_close(correlation[:5, :5], expected)
+    assert (correlation[5] == 0).all()
+    residual = torch.cat([expected[:2, 2:], torch.zeros(2, 1)], dim=1).abs().mean()
+    assert geometry.prefix_residual_correlation(correlation, 2) == pytest.approx(float(residual))
+    spectrum = torch.linalg.svdvals(centred[:, :3]) ** 2
+    shares = spectrum / spectrum.sum()
+    scores = geometry.geometry_scores(vectors, [1, 3, 6])
+    assert scores[3]["effective_rank"] == pytest.approx(float(torch.exp(-(shares * shares.log()).sum())))
+    off_diagonal = [abs(float(covariance[i, j])) for i in range(3) for j in range(3) if i != j]
+    assert scores[3]["mean_covariance"] == pytest.approx(sum(off_diagonal) / 6)
+    assert scores[1].keys() == {"effective_rank", "prefix_residual_correlation"}
+    assert scores[6].keys() == {"effective_rank", "mean_covariance"}
+
+
+def test_effective_rank_counts_directions():
+    assert geometry.effective_rank(torch.eye(8), 5) == pytest.approx(5)
+    assert geometry.effective_rank(torch.ones(8, 8), 4) == pytest.approx(1)
+    assert geometry.effective_rank(torch.zeros(8, 8), 4) == 0

@@ -1,7 +1,5 @@
 """MTEB's own evaluator over local data, at several granularities, from one encode."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset
@@ -129,11 +127,9 @@ def test_queries_and_documents_have_their_prompts(tiny_model, tiny_tokenizer, se
     for run in range(2):
         for model in mteb_models(encoder, name="local/tiny", folder=tmp_path / "vectors").values():
             result = mteb.evaluate(
-                model,
-                LocalRetrieval(),
-                cache=mteb.ResultCache(cache_path=tmp_path / str(run)),
+                model, LocalRetrieval(), cache=mteb.ResultCache(cache_path=tmp_path / str(run)),
                 show_progress_bar=False,
-            )
+            )  # fmt: skip
             scores.append(result.task_results[0].scores["test"][0]["ndcg_at_10"])
     assert sum(seen) == 25 and scores[:2] == scores[2:]
     queries = encoder.encode(sentences[20:25]).at(Granularity(6, 8))

@@ -1,7 +1,5 @@
 """Your own data as tasks: the same scores as a registered task of the same data."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -14,6 +12,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from m3bert.evaluation import collection_task, evaluate_grid, find_task, labels_task, load_task, pairs_task, score_grid
+from tests.conftest import refused
 from tests.evaluation_data import serve_datasets
 from tests.scripts.conftest import rows_of
 
@@ -79,8 +78,7 @@ def test_what_is_listed_twice_counts_once_and_must_not_contradict_itself(data, t
             (folder / part).write_text("".join(json.dumps({"id": i, **row}) + "\n" for i, row in enumerate(rows)))
         assert load_task(collection_task(str(folder))) == expected
         repeat(folder / part, 1, **changes)
-        with pytest.raises(ValueError, match=f"Task .*{message}"):
-            load_task(collection_task(str(folder)))
+        refused(f"Task .*{message}", load_task, collection_task(str(folder)))
 
 
 PAIRS = [("open the file", "read it", 1.5), ("a name", "the list", 3.0), ("do it", "can do", 4.5), ("to", "no", 0.0)]
@@ -152,8 +150,7 @@ def test_labels_may_be_texts_and_one_file_is_split_by_its_texts(encoder, sentenc
     ],
 )
 def test_pairs_that_would_be_scored_as_something_else_are_refused(tmp_path, rows, columns, message):
-    with pytest.raises(ValueError, match=f"pairs.jsonl.*{message}"):
-        pairs_task(write_pairs(tmp_path / "pairs.jsonl", rows), columns=columns)
+    refused(f"pairs.jsonl.*{message}", pairs_task, write_pairs(tmp_path / "pairs.jsonl", rows), columns=columns)
 
 
 def test_rows_that_lack_a_value_are_counted_and_left_out(tmp_path, caplog):
@@ -166,8 +163,7 @@ def test_rows_that_lack_a_value_are_counted_and_left_out(tmp_path, caplog):
 
 def test_two_tasks_of_one_name_are_refused(encoder, tmp_path):
     files = [write_pairs(tmp_path / name) for name in ("pairs.csv", "pairs.tsv")]
-    with pytest.raises(ValueError, match="Two tasks are called 'pairs': rename one"):
-        evaluate_grid(encoder, [pairs_task(file) for file in files])
+    refused("Two tasks are called 'pairs': rename one", evaluate_grid, encoder, [pairs_task(file) for file in files])
 
 
 ON_THE_HUB = {
@@ -225,5 +221,4 @@ def test_classes_are_no_scores(monkeypatch):
     features = Features({"sentence1": text, "sentence2": text, "label": labels})
     rows = {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "label": [0, 1, 2]}
     serve_datasets(monkeypatch, lambda *names, **options: Dataset.from_dict(rows, features))
-    with pytest.raises(ValueError, match="user/nli: column 'label' has classes, which are no scores: yes, maybe, no"):
-        pairs_task("user/nli")
+    refused("user/nli: column 'label' has classes, which are no scores: yes, maybe, no", pairs_task, "user/nli")

@@ -1,6 +1,4 @@
-"""The data of a task: where it is looked for, and how it is read."""
-
-from __future__ import annotations
+"""Tasks by name, and their data: where it is looked for, and how it is read; NanoBEIR among them."""
 
 import gzip
 import re
@@ -8,9 +6,20 @@ import re
 import pytest
 from datasets import Dataset
 
-from m3bert.evaluation import find_task, load_task
+from m3bert.evaluation import (
+    GROUPS,
+    TASKS,
+    GridEncoder,
+    as_sentence_transformer,
+    find_task,
+    find_tasks,
+    load_task,
+    score_grid,
+)
 from m3bert.evaluation.readers import read_rows
-from tests.evaluation_data import serve_datasets, write_rows
+from m3bert.trainers import Grid
+from tests.conftest import refused
+from tests.evaluation_data import nanobeir_rows, serve_datasets, write_rows
 
 
 def test_a_task_without_data_says_where_it_was_looked_for(data):
@@ -67,8 +76,7 @@ def test_judgements_of_unknown_documents_and_queries_are_counted_and_named(data,
         assert f"Task 'cranfield': {words}; they are left out." in caplog.messages
     with gzip.open(file, "wt") as opened:
         opened.write(known.splitlines()[0] + "\n" + more)
-    with pytest.raises(ValueError, match="'cranfield': no query has a relevant document"):
-        load_task(find_task("cranfield"), data)
+    refused("'cranfield': no query has a relevant document", load_task, find_task("cranfield"), data)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +102,7 @@ def test_rows_are_read_as_they_are_written_and_a_broken_line_is_named(tmp_path):
     (tmp_path / "a.tsv").write_text('query-id\tscore\n007\t1\n"x\t2\n')
     assert read_rows(tmp_path / "a.tsv") == [{"query-id": "007", "score": "1"}, {"query-id": '"x', "score": "2"}]
     (tmp_path / "a.jsonl").write_text('{"id": 1}\n\n{"id": ')
-    with pytest.raises(ValueError, match="a.jsonl cannot be read"):
-        read_rows(tmp_path / "a.jsonl")
+    refused("a.jsonl cannot be read", read_rows, tmp_path / "a.jsonl")
 
 
 def test_texts_that_come_with_python_need_no_folder():
@@ -114,3 +121,35 @@ def test_premises_of_two_languages_are_pairs_without_repetition(tmp_path):
     assert pairs.task_type == "bitext" and {side: [*part] for side, part in pairs.texts.items()} == {
         "sentence1": ["A", "B"], "sentence2": ["a", "b"],
     }  # fmt: skip
+
+
+def test_groups_name_tasks():
+    assert all(find_tasks([group]) for group in GROUPS)
+    assert [task.name for task in find_tasks(["stsb", "sts", "xnli-de"])][-1] == "xnli-de"
+    assert len({task.name for task in find_tasks(GROUPS)}) == len(find_tasks(GROUPS)) > len(TASKS)
+    assert [task.name for task in find_tasks(["builtin"])] == ["stdlib"]
+
+
+@pytest.fixture
+def on_the_hub(monkeypatch, sentences):
+    """Tiny copies of the sets, in the form that they have on the Hub."""
+    rows = nanobeir_rows(sentences)
+
+    def load_dataset(path, config, *, split, streaming=False):
+        assert path == "sentence-transformers/NanoBEIR-en" and split.startswith("Nano")
+        return Dataset.from_list(rows[config])
+
+    serve_datasets(monkeypatch, load_dataset)
+
+
+def test_scores_are_those_of_the_evaluator_of_sentence_transformers(on_the_hub, tiny_model, tiny_tokenizer):
+    evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
+    encoder = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2x8,6x32"))
+    theirs = evaluation.NanoBEIREvaluator(write_csv=False)
+    tasks = find_tasks(["nanobeir"])
+    assert [task.name for task in tasks] == [f"nanobeir-{name}" for name in theirs.dataset_names]
+    ours = score_grid(encoder, load_task(tasks[6]))
+    for g in encoder.grid:
+        actual = theirs(as_sentence_transformer(encoder, g))
+        for name in ("ndcg@10", "mrr@10", "recall@10"):
+            assert ours[g][name] == pytest.approx(actual[f"NanoNFCorpus_cosine_{name}"], abs=1e-6)

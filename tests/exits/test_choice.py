@@ -1,7 +1,5 @@
 """The choice of a depth's layers: its measure against a naive one, and what a fit chooses."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The fit of exits: against a solve with all texts, sources, bases, teachers, ranks, and what is refused."""
 
-from __future__ import annotations
-
 import random
 from hashlib import blake2b
 
@@ -26,7 +24,7 @@ from m3bert.trainers import (
     nested_states,
     truncate,
 )
-from tests.conftest import WORDS, assert_close, quiet, tiny_config
+from tests.conftest import WORDS, assert_close, quiet, refused, tiny_config
 from tests.trainers.tiny_run import run_two
 
 
@@ -288,8 +286,7 @@ def test_states_that_are_not_finite_are_refused_with_their_layer(model, tiny_tok
     ],
 )
 def test_a_plan_refuses_what_is_not_legal(model, tiny_tokenizer, changes, message):
-    with pytest.raises(ValueError, match=message):
-        FitPlan.of(model, tiny_tokenizer, FitOptions(**changes))
+    refused(message, FitPlan.of, model, tiny_tokenizer, FitOptions(**changes))
 
 
 @pytest.mark.parametrize(
@@ -342,8 +339,7 @@ def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer,
 def test_another_pooling_than_was_fitted_is_refused_and_both_are_named(model, tiny_tokenizer, tmp_path):
     fit_exits(model, tiny_tokenizer, random_texts(100), pooling="mean")
     message = "The exits were fitted with pooling='mean', not 'cls'"
-    with pytest.raises(ValueError, match=message):
-        GridEncoder(model, tiny_tokenizer, Grid.parse("2x8"), pooling="cls")
+    refused(message, GridEncoder, model, tiny_tokenizer, Grid.parse("2x8"), pooling="cls")
     with pytest.raises(ValueError, match=message):
         args = NestedTrainingArguments(**quiet(tmp_path))
         NestedTrainer(model, Contrastive(Grid.parse("2x8"), pooling="cls"), args, lambda x: x)
@@ -384,8 +380,9 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
     table = naive_ridge(features, target, fit.layers[0].penalty)
     vectors = pooled(model, tiny_tokenizer, texts, [0, 2])
     torch.testing.assert_close(vectors[0], table(features), atol=1e-3, rtol=1e-3)
-    # The exit of layer 2 is fitted with tables that have not seen the text.
-    fold = torch.tensor([_fold_of(text) for text in texts])
+    # The exit of layer 2 is fitted with tables that have not seen the text; fold 2 is held out.
+    digests = [blake2b(text.encode(), digest_size=5).digest() for text in texts]
+    fold = torch.tensor([2 if int.from_bytes(x[:4], "big") < 2**32 / 10 else x[4] % 2 for x in digests])
     static = torch.empty(300, 32, dtype=torch.float64)
     for number in (0, 1):
         fitted = naive_ridge(features[fold == number], target[fold == number], fit.layers[0].penalty)
@@ -397,12 +394,6 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
     # Beside it, the map that reads the state alone.
     alone = naive_ridge(raw[2], target, fit.state_only[2].penalty)
     torch.testing.assert_close(model.elastic.exits["2"](raw[2].float()).double(), alone(raw[2]), atol=1e-3, rtol=1e-3)
-
-
-def _fold_of(text: str) -> int:
-    """0 or 1; 2 for a text that is held out."""
-    digest = blake2b(text.encode(), digest_size=5).digest()
-    return 2 if int.from_bytes(digest[:4], "big") < 2**32 / 10 else digest[4] % 2
 
 
 @pytest.mark.parametrize(("prompt", "counts"), [("for the ", False), ("for the " * 5, True)], ids=["short", "long"])

@@ -1,7 +1,5 @@
 """Late interaction: the paths of a `MultiVectorEncoder`, and the plain folders of its sizes."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -23,7 +21,7 @@ from m3bert.hub_cards.router_export import export_router
 from m3bert.modeling.files_elastic import Source
 from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.trainers import Granularity
-from tests.conftest import WORDS, assert_close
+from tests.conftest import WORDS, assert_close, refused, save
 from tests.elastic_repositories import SIZES
 
 
@@ -41,8 +39,7 @@ def save_late(
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Transformer
 
     bare = folder / "bare"
-    AutoModel.from_config(CONFIG_MAPPING["bert"](**SIZES)).save_pretrained(bare)
-    tokenizer.save_pretrained(bare)
+    save(bare, AutoModel.from_config(CONFIG_MAPPING["bert"](**SIZES)), tokenizer)
     parts: list[Any] = [Transformer(str(bare), query_expansion=expansion)]
     tokens: Any = {"module_input_name": "token_embeddings"}
     if dense is not None:
@@ -154,20 +151,15 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_refused(case, tmp_path, tiny_tokenizer):
     saved, options, message = REFUSED[case]
     save_late(tmp_path, tiny_tokenizer, **saved)
-    with pytest.raises(ValueError, match=message) as refused:
-        fit(tmp_path / "source", tmp_path / "elastic", TEXTS, FitOptions(**options))
-    assert "\n" not in str(refused.value)
+    refused(message, fit, tmp_path / "source", tmp_path / "elastic", TEXTS, FitOptions(**options))
     assert not [path for path in tmp_path.glob("elastic*") if path.is_dir() and any(path.iterdir())]
 
 
 def test_other_readers_refuse_it(tmp_path, tiny_tokenizer):
     """What compares one vector per text does not take the tokens for a mean."""
     save_late(tmp_path, tiny_tokenizer)
-    with pytest.raises(ValueError, match=LATE):
-        GridEncoder.from_pretrained(str(tmp_path / "source"))
+    refused(LATE, GridEncoder.from_pretrained, str(tmp_path / "source"))
     fit(tmp_path / "source", tmp_path / "elastic", TEXTS, FitOptions(paths=PATH))
     checkpoint = Checkpoint(tmp_path / "elastic")
-    with pytest.raises(ValueError, match="a Router does not have"):
-        export_router(checkpoint, tmp_path / "router", Granularity(3, 32))
-    with pytest.raises(ValueError, match="its modules read all 32 dims"):
-        export_native(checkpoint, tmp_path / "narrow", Granularity(3, 16))
+    refused("a Router does not have", export_router, checkpoint, tmp_path / "router", Granularity(3, 32))
+    refused("its modules read all 32 dims", export_native, checkpoint, tmp_path / "narrow", Granularity(3, 16))

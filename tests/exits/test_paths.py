@@ -1,14 +1,12 @@
 """Paths of native encoders: their refit against a naive one, and what a fit with paths gives."""
 
-from __future__ import annotations
-
 import copy
 from hashlib import blake2b
 
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModel
+from transformers import AutoModel
 
 from m3bert.encode.states import nested_states
 from m3bert.exits import layer_rows, paths, refit
@@ -22,35 +20,17 @@ from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
 from m3bert.trainers import TeacherEmbeddings, fit_exits
+from tests.elastic_repositories import config_of
 from tests.exits.test_fit import random_texts
 
 
-FAMILIES = {
-    "bert": {},  # post-norm
-    "modernbert": {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},  # pre-norm, gated
-    "qwen3": {"num_key_value_heads": 2, "head_dim": 8},  # causal
-}
-GEMMA = {
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "use_bidirectional_attention": True,
-}  # a norm behind the output matrix
+FAMILIES = ("bert", "modernbert", "qwen3")  # post-norm, pre-norm and gated, causal
 
 
 def tiny(family: str, tokenizer) -> torch.nn.Module:
     """A random encoder of six layers whose layers change the hidden state a good deal."""
     torch.manual_seed(3)
-    config = CONFIG_MAPPING[family](
-        hidden_size=32,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        intermediate_size=128,
-        vocab_size=len(tokenizer),
-        pad_token_id=0,
-        initializer_range=0.2,
-        max_position_embeddings=64,
-        **FAMILIES.get(family, GEMMA),
-    )
+    config = config_of(family, intermediate_size=128, vocab_size=len(tokenizer))
     return AutoModel.from_config(config).eval()
 
 
@@ -128,7 +108,9 @@ def test_a_refit_is_the_ridge_regression_over_tokens(encoder, tiny_tokenizer):
         rows, ends = rows_of(copy.deepcopy(encoder), tiny_tokenizer, layers), feed_forward_of(encoder)
         before = source[layers[place + 1] - 2]
         deviation = rows["z"].std(dim=1, keepdim=True)
-        changed = replaced(source[layers[place] - 1], layer_tensors(path.tensors, name, place))
+        start = f"{name}.{place}."
+        tensors = {key.removeprefix(start): value for key, value in path.tensors.items() if key.startswith(start)}
+        changed = replaced(source[layers[place] - 1], tensors)
         inner = [changed.get_submodule(linear)(rows["x"]) for linear in ends.inner.names]
         units = ends.inner.units(ends.inner.parts(inner, rows["g"].shape[1]))
         held = rows["held"][:, 0]
@@ -144,11 +126,6 @@ def test_a_refit_is_the_ridge_regression_over_tokens(encoder, tiny_tokenizer):
         explained = 1 - (made - target).square().sum() / (target - target.mean(dim=0)).square().sum()
         assert path.fit.r_squared[0] == pytest.approx(explained.item(), abs=5e-3)
         assert 0 < path.fit.borrowed[0] < units.shape[1]
-
-
-def layer_tensors(tensors, name, place) -> dict[str, torch.Tensor]:
-    start = f"{name}.{place}."
-    return {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3_text"])

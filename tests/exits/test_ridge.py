@@ -1,11 +1,10 @@
 """Ridge regression from sums: against a solve with all rows, sums that add up, and inputs that do not vary."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from m3bert.exits.ridge import Moments, Regression, apply_affine, principal_axes
+from tests.exits.test_fit import naive_ridge
 
 
 def rows(count: int = 60, width: int = 7, targets: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -13,21 +12,12 @@ def rows(count: int = 60, width: int = 7, targets: int = 4) -> tuple[torch.Tenso
     return inputs, torch.randn(count, targets, dtype=torch.float64) + inputs[:, :targets].tanh()
 
 
-def naive_ridge(inputs: torch.Tensor, targets: torch.Tensor, penalty: float) -> torch.Tensor:
-    """With all rows in memory, as the docstring says it."""
-    mean, deviation = inputs.mean(dim=0), inputs.std(dim=0, correction=0)
-    x, y = (inputs - mean) / deviation, targets - targets.mean(dim=0)
-    weight = torch.linalg.solve(x.T @ x / len(x) + penalty * torch.eye(x.shape[1]), x.T @ y / len(x))
-    return x @ weight + targets.mean(dim=0)
-
-
 @pytest.mark.parametrize("penalty", [1e-4, 0.03, 1.0])
 def test_the_solution_equals_a_solve_with_all_rows(penalty):
     inputs, targets = rows()
     sums = Regression.of(inputs[:17], targets[:17]) + Regression.of(inputs[17:], targets[17:])
-    torch.testing.assert_close(
-        apply_affine(sums.ridge(penalty), inputs), naive_ridge(inputs, targets, penalty), atol=1e-8, rtol=1e-7
-    )
+    expected = naive_ridge(inputs, targets, penalty)(inputs)
+    torch.testing.assert_close(apply_affine(sums.ridge(penalty), inputs), expected, atol=1e-8, rtol=1e-7)
 
 
 def test_moments_give_the_regression_on_any_of_their_vectors():

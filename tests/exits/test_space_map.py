@@ -1,7 +1,5 @@
 """Maps between two spaces: against scipy and a solve with all rows, and shares that are of held-out rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

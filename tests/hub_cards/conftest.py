@@ -1,7 +1,5 @@
 """What the tests of hub_cards share: a finished run, and a made-up evaluation."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,11 +42,9 @@ def results(request: pytest.FixtureRequest) -> GridResults:
     """An evaluation over a product and over a list of granularities."""
     grid = Grid.parse(request.param)
     tasks = {
-        "stsb": ("sts", "spearman"),
-        "sick": ("sts", "spearman"),
-        "cranfield": ("retrieval", "ndcg@10"),
+        "stsb": ("sts", "spearman"), "sick": ("sts", "spearman"), "cranfield": ("retrieval", "ndcg@10"),
         "stsb-geometry": ("geometry", "uniformity"),
-    }
+    }  # fmt: skip
     scores = [
         Score(task, task_type, "test", metric, True, str(g), (g.layer + g.dim / 100) / 10 + 0.1 * (task == "sick"))
         for task, (task_type, metric) in tasks.items()
@@ -103,11 +99,6 @@ def coded() -> GridResults:
         for shortlist in (10, 100)
     ]
     return GridResults(
-        **ABOUT,
-        revision=None,
-        grid=str(grid),
-        settings=dict(SETTINGS),
-        scores=scores,
-        rescored_searches=searches,
+        **ABOUT, revision=None, grid=str(grid), settings=dict(SETTINGS), scores=scores, rescored_searches=searches,
         latency=Latency({"4": 3.0, "6": 5.0}, {"8": 1.0, "16": 2.0}, {}, 100, "m3bert", 2),
-    )
+    )  # fmt: skip

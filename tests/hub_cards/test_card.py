@@ -1,6 +1,4 @@
-"""The card of a run: what it says is what was recorded and measured."""
-
-from __future__ import annotations
+"""The card of a run says what was recorded and measured, in its text and metadata; what a person wrote stays."""
 
 import json
 import re
@@ -17,9 +15,10 @@ from transformers import BertConfig, BertModel
 from m3bert.evaluation import GridResults, find_task
 from m3bert.hub_cards.card import CardSource, render_card
 from m3bert.hub_cards.checkpoint import Checkpoint
-from m3bert.hub_cards.metadata import Statements
+from m3bert.hub_cards.metadata import Statements, with_edits
 from m3bert.hub_cards.publication import Options, describe, prepare
-from m3bert.hub_cards.sections import parse
+from m3bert.hub_cards.scores import evaluations
+from m3bert.hub_cards.sections import generated, join, merge, parse
 from m3bert.hub_cards.training_record import TrainingRecord, parts_of
 from m3bert.modeling import (
     M3BertForMaskedLM,
@@ -29,7 +28,7 @@ from m3bert.modeling import (
 )
 from m3bert.trainers import Grid, MIPICConfig, Objective
 from m3bert.utils.papers import M3BERT, MIPIC, MRL, Identity, Paper
-from tests.conftest import quiet, tiny_config
+from tests.conftest import quiet, refused, save, tiny_config
 from tests.published import GRID, TASKS, contrastive_trainer, save_with_exits
 
 
@@ -74,29 +73,16 @@ def checkpoint(request, tmp_path_factory, tiny_tokenizer) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}
     model = M3BertModel(tiny_config()) if request.param == "m3bert" else BertModel(BertConfig(vocab_size=99, **sizes))
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return save(folder, model, tiny_tokenizer)
 
 
 def card_of(folder: Path, identity: Identity, grid: str, **changes) -> ModelCard:
     """The card of a checkpoint that was trained with this objective."""
     record = TrainingRecord(
-        trainer="SomeTrainer",
-        objective=identity.name,
-        parts=parts_of(identity),
-        tags=list(identity.tags),
-        grid=grid,
-        base_model=None,
-        earlier=[],
-        settings={"learning_rate": 0.1, "note": "a|b"},
-        columns=["text"],
-        rows=8,
-        datasets=[],
-        steps=1,
-        batch_size=8,
-        seed=0,
-    )
+        trainer="SomeTrainer", objective=identity.name, parts=parts_of(identity), tags=list(identity.tags), grid=grid,
+        base_model=None, earlier=[], settings={"learning_rate": 0.1, "note": "a|b"}, columns=["text"], rows=8,
+        datasets=[], steps=1, batch_size=8, seed=0,
+    )  # fmt: skip
     replace(record, **changes).save(folder)
     return render_card(CardSource("user/model", Checkpoint(folder)))
 
@@ -286,8 +272,7 @@ def test_a_persons_statements_stay_unless_there_are_new_ones(run, tmp_path):
     assert "mine" in data.tags and "onnx" not in data.tags  # no graph is published now
     card = lay_out(run, tmp_path / "said", previous, Statements("apache-2.0"), False) / "README.md"
     assert ModelCard.load(card).data.license == "apache-2.0"
-    with pytest.raises(ValueError, match="not valid YAML"):
-        lay_out(run, tmp_path / "broken", "---\na: [\n---\n")
+    refused("not valid YAML", lay_out, run, tmp_path / "broken", "---\na: [\n---\n")
 
 
 def test_what_was_not_measured_is_not_shown(run, tmp_path):
@@ -313,8 +298,7 @@ def test_what_was_not_measured_is_not_shown(run, tmp_path):
     ],
 )
 def test_each_head_has_its_usage(tmp_path, tiny_tokenizer, model_class, tag, head):
-    model_class(tiny_config()).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, model_class(tiny_config()), tiny_tokenizer)
     card = render_card(CardSource("user/model", Checkpoint(tmp_path)))
     assert card.data.pipeline_tag == tag and head in card.text
     assert card.data.library_name == ("sentence-transformers" if model_class is M3BertModel else "transformers")
@@ -371,3 +355,84 @@ def test_the_extras_are_not_needed_before_they_are_used():
     """
     done = subprocess.run([sys.executable, "-c", "if True:" + code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "card" in names, done.stderr
+
+
+def test_every_main_score_of_a_known_task_type_is_a_result(results):
+    entries = evaluations(results)
+    expected = [score for score in results.scores if score.task_type != "geometry"]
+    assert [(e.dataset_name, e.metric_type, e.metric_value) for e in entries] == [
+        (score.task, score.metric, pytest.approx(score.value, abs=1e-6)) for score in expected
+    ]
+    first = entries[0]
+    assert (first.task_type, first.dataset_type) == ("sentence-similarity", "mteb/stsbenchmark-sts")
+    assert (first.metric_name, first.metric_args) == ("spearman at 2x8", {"layer": 2, "dim": 8})
+
+
+def test_codes_are_not_results_of_the_model(coded):
+    entries = evaluations(coded)
+    floats = [score for score in coded.scores if "@" not in score.granularity]
+    assert 0 < len(floats) < len(coded.scores)
+    assert [(e.dataset_name, e.metric_value) for e in entries] == [(s.task, pytest.approx(s.value)) for s in floats]
+    assert all(e.metric_args.keys() == {"layer", "dim"} for e in entries)
+
+
+def test_data_of_ones_own_on_the_hub_is_named_by_its_id(results):
+    results.scores = [replace(score, task="mine") for score in results.scores[:1]]
+    assert evaluations(results)[0].dataset_type == "mine"
+    results.settings["own_data"] = {"mine": "user/mine"}
+    assert evaluations(results)[0].dataset_type == "user/mine"
+
+
+def test_keys_and_tags_of_a_person_stay_and_generated_ones_are_replaced():
+    old = {"thumbnail": "me.png", "license": "mit", "pipeline_tag": "fill-mask", "model-index": [], "language": "de"}
+    new = {"license": "apache-2.0", "library_name": "transformers"}
+    expected = {"thumbnail": "me.png", "license": "apache-2.0", "language": "de", "library_name": "transformers"}
+    assert with_edits(new, old) == {**expected, "tags": []}
+    assert with_edits({"tags": ["m3bert"]}, {"tags": ["onnx", "mine", "m3bert"]})["tags"] == ["m3bert", "mine"]
+
+
+TEMPLATE = "<!-- section: one -->\nfirst VALUE\n<!-- section: two -->\nsecond VALUE\n<!-- section: three -->\nthird\n"
+FEWER = TEMPLATE.replace("second VALUE", "")
+
+
+def sections(value: str = "a", template: str = TEMPLATE):
+    return generated(template.replace("VALUE", value))
+
+
+def names(parts):
+    return [section.name for section in parts]
+
+
+def test_what_was_joined_is_parsed_again_and_new_values_replace_what_nobody_touched():
+    new = sections()
+    assert parse(join(new)) == new and names(new) == ["one", "two", "three"] and not any(s.edited for s in new)
+    assert merge(sections("b"), parse(join(new))) == sections("b")
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_an_edited_section_stays_and_the_others_are_new(line_end):
+    edited = join(sections("a")).replace("second a", "second, by hand").replace("\n", line_end)
+    text = join(merge(sections("b"), parse(edited)))
+    assert "first b" in text and "second, by hand" in text and "second b" not in text
+    assert merge(sections("c"), parse(text))[1] == parse(text)[1]  # and it stays for good
+
+
+def test_text_between_parts_stays_in_its_place():
+    text = join(sections("a")).replace("<!-- section: two", "My own words.\n\n<!-- section: two") + "\nThe end."
+    merged = join(merge(sections("b"), parse(text)))
+    places = [merged.index(part) for part in ("first b", "My own words.", "second b", "third", "The end.")]
+    assert places == sorted(places)
+    assert join(merge(sections("b"), parse(merged))) == merged
+
+
+def test_an_emptied_section_stays_empty_a_new_one_is_in_its_place_and_one_without_text_goes():
+    text = join(sections()).replace("second a\n", "")
+    assert "second" not in join(merge(sections("b"), parse(text)))
+    fewer = sections(template=FEWER)
+    assert names(merge(sections(), parse(join(fewer)))) == ["one", "two", "three"]
+    assert names(fewer) == names(merge(fewer, parse(join(sections())))) == ["one", "three"]
+
+
+def test_a_card_of_another_hand_is_kept_whole():
+    merged = merge(sections(), parse("# Somebody's model\n\nIt is good.\n"))
+    assert "It is good." in join(merged) and names(merged) == ["one", "two", "three", None]

@@ -1,7 +1,5 @@
 """A published quantizer: it travels with the encoder that it reads, and the card's lines load it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Sequence
@@ -15,11 +13,12 @@ from transformers import BertConfig, BertModel
 from m3bert.encode.quantizer import write_quantizer
 from m3bert.evaluation import GridResults, evaluate_grid, find_tasks
 from m3bert.hub_cards.checkpoint import Checkpoint
-from m3bert.hub_cards.publication import Options, prepare
 from m3bert.hub_cards.sections import parse
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import save
 from tests.evaluation_data import write_data
+from tests.hub_cards.test_publication import lay_out
 from tests.models.test_native import BIASES, POST_NORM
 from tests.published import save_with_exits
 
@@ -42,11 +41,6 @@ def save_quantizer(folder: Path, layers: Sequence[int]) -> None:
     quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=list(layers))).eval()
     quantizer.initialize(torch.randn(300, 32, generator=torch.Generator().manual_seed(0)))
     write_quantizer(folder, quantizer)
-
-
-def lay_out(source: Path, folder: Path, results: GridResults | None = None, **options):
-    folder.mkdir()
-    return prepare(Checkpoint(source), folder, "user/model", Options(**options), results)
 
 
 def run_example(folder: Path) -> dict:
@@ -93,8 +87,7 @@ def test_the_lines_of_the_card_give_codes_of_the_layer_that_the_quantizer_reads(
 def test_a_quantizer_of_another_architecture(tmp_path, tiny_tokenizer):
     """Whose encoder needs no remote code, so that the code of the quantizer is put beside it."""
     sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4}
-    BertModel(BertConfig(vocab_size=99, **sizes)).save_pretrained(tmp_path / "bert")
-    tiny_tokenizer.save_pretrained(tmp_path / "bert")
+    save(tmp_path / "bert", BertModel(BertConfig(vocab_size=99, **sizes)), tiny_tokenizer)
     save_quantizer(tmp_path / "bert", layers=(2,))
     (tmp_path / "bert" / CODE).unlink()
     folder = lay_out(tmp_path / "bert", tmp_path / "staged").folder

@@ -1,7 +1,5 @@
 """An elastic repository of any encoder is exported as this encoder with fewer layers, with the same embeddings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

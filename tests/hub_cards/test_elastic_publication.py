@@ -1,7 +1,5 @@
 """What is published of an elastic repository: the source's files as they are, exits, code, and a card that says so."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

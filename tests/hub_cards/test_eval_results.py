@@ -1,7 +1,5 @@
 """Results for the leaderboards on the Hub: the full size, on benchmarks whose metric is ours."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The sizes of an elastic repository that need no code: their names, their folders, and their branches on the Hub."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from m3bert.hub_cards.exports import choose_sizes, plain_sizes
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.hub_cards.upload import Publication
 from m3bert.trainers import Granularity, Projection
-from tests.conftest import assert_close
+from tests.conftest import assert_close, refused
 from tests.elastic_repositories import WIDTH, save_sizes
 
 
@@ -40,8 +38,7 @@ def test_every_size_is_a_plain_folder(elastic, tmp_path):
     """With the vectors of the elastic model, and a README whose code runs. An older export is replaced."""
     (tmp_path / "out" / "5-layers").mkdir(parents=True)
     arguments = ["--format=native", "--model", str(elastic), "--output_dir", str(tmp_path / "out"), "--sizes", "all"]
-    with pytest.raises(ValueError, match="holds 5-layers: pass --overwrite"):
-        export.main(arguments)
+    refused("holds 5-layers: pass --overwrite", export.main, arguments)
     export.main([*arguments, "--overwrite"])
     assert {folder.name for folder in (tmp_path / "out").iterdir()} == SIZES.keys()
     for name, size in SIZES.items():
@@ -68,11 +65,9 @@ def test_every_size_is_a_plain_folder(elastic, tmp_path):
 )
 def test_other_sizes_are_refused(elastic, tmp_path, options, message):
     where = ["--model", str(elastic), "--output_dir", str(tmp_path / "out")]
-    with pytest.raises(ValueError, match=message):
-        export.main(["--format=native", *where, "--sizes", *options])
+    refused(message, export.main, ["--format=native", *where, "--sizes", *options])
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match="sizes are those of a whole elastic repository"):
-        Options(Granularity(4, 32), sizes=("2",))
+    refused("sizes are those of a whole elastic repository", Options, Granularity(4, 32), sizes=("2",))
 
 
 def test_the_card_names_the_branches_and_loads_one(elastic, tmp_path):

@@ -1,7 +1,5 @@
 """Figures of an evaluation, also of a grid that is no product."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -29,13 +27,9 @@ def test_every_figure_is_drawn(results, tmp_path):
     ]
     files = draw_all(results, tmp_path)
     assert [file.stem for file in files] == [
-        "quality_and_latency",
-        "quality_and_bytes",
-        "heat_map_sts",
-        "heat_map_retrieval",
-        "asymmetric_search",
+        "quality_and_latency", "quality_and_bytes", "heat_map_sts", "heat_map_retrieval", "asymmetric_search",
         "variances_stsb-geometry",
-    ]
+    ]  # fmt: skip
     assert all(min(imread(file).shape[:2]) > 200 for file in files)
 
 

@@ -1,7 +1,5 @@
 """The file for MTEB's repository: MTEB accepts it, and every value is what the checkpoint says."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 from datetime import date
@@ -15,7 +13,7 @@ from m3bert.hub_cards.mteb_meta import mteb_meta, write_mteb_meta
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.hub_cards.upload import RESULTS
 from m3bert.modeling import M3BertForMaskedLM
-from tests.conftest import tiny_config, write_modules
+from tests.conftest import refused, tiny_config, write_modules
 from tests.static_checkpoints import LONGEST, save_static
 
 
@@ -97,5 +95,4 @@ def test_prompts_a_projection_and_another_similarity_and_license_are_told(run, t
 def test_a_model_with_a_head_is_refused(run, tmp_path):
     folder = shutil.copytree(run / "output", tmp_path / "head")
     M3BertForMaskedLM(tiny_config()).save_pretrained(folder)
-    with pytest.raises(ValueError, match="embeds texts; this is one for AutoModelForMaskedLM"):
-        mteb_meta(folder, "user/model")
+    refused("embeds texts; this is one for AutoModelForMaskedLM", mteb_meta, folder, "user/model")

@@ -1,7 +1,5 @@
 """A native export gives the embeddings of its granularity without remote code, and its files are what servers read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -9,19 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import environment
+from transformers import AutoModel, AutoTokenizer
 
 from m3bert.evaluation import GridEncoder, GridResults
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native, lost_layers
 from m3bert.hub_cards.publication import Options, prepare
+from m3bert.hub_cards.router_export import export_router
+from m3bert.hub_cards.static_export import export_static
 from m3bert.modeling import M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, Grid, Projection
-from tests.conftest import assert_close, tiny_config, write_modules
+from tests.conftest import assert_close, refused, save, tiny_config, write_modules
 from tests.models.test_native import BIASES, POST_NORM
 from tests.published import GRID, assert_served, contrastive_trainer, evaluated, save_with_exits
-from tests.static_checkpoints import LONGEST, PROMPTS, save_static, state_only_model
+from tests.static_checkpoints import LONGEST, PROMPTS, break_row, save_static, state_only_model
 
 
 NATIVE = {**POST_NORM, **BIASES}
@@ -128,8 +130,7 @@ def test_which_layers_an_export_lacks(trained, with_exits, projected):
 
 def test_a_head_is_kept_or_left_out(tmp_path, tiny_tokenizer):
     for model_class in (M3BertForTokenClassification, M3BertForMaskedLM):
-        model_class(tiny_config(**NATIVE)).save_pretrained(tmp_path / model_class.__name__)
-        tiny_tokenizer.save_pretrained(tmp_path / model_class.__name__)
+        save(tmp_path / model_class.__name__, model_class(tiny_config(**NATIVE)), tiny_tokenizer)
     tokens = exported(tmp_path / "M3BertForTokenClassification", tmp_path / "tokens", "2x8")
     assert tokens.head == "AutoModelForTokenClassification" and not (tmp_path / "tokens" / "modules.json").exists()
     masked = Checkpoint(tmp_path / "M3BertForMaskedLM")
@@ -143,13 +144,10 @@ def test_a_head_is_kept_or_left_out(tmp_path, tiny_tokenizer):
 def test_what_cannot_be_exported_says_why(run, projected, tmp_path, minilm):
     with pytest.raises(ValueError, match="M3BertModel has no native equivalent: it is pre-norm, .* ONNX instead"):
         exported(run / "output", tmp_path, None)
-    with pytest.raises(ValueError, match="is not elastic: it is a native bert already"):
-        exported(Path(minilm), tmp_path, None)
-    with pytest.raises(ValueError, match="The model projects layer 6 to 12 dims; outside of it: 4x12"):
-        exported(projected, tmp_path, "4x12")
+    refused("is not elastic: it is a native bert already", exported, Path(minilm), tmp_path, None)
+    refused("The model projects layer 6 to 12 dims; outside of it: 4x12", exported, projected, tmp_path, "4x12")
     for options in ({"format": "native", "quantize": True}, {"format": "router", "onnx": (Granularity(2, 8),)}):
-        with pytest.raises(ValueError, match="quantize and onnx do not apply to format="):
-            Options(**options)
+        refused("quantize and onnx do not apply to format=", Options, **options)
 
 
 def test_it_is_published_with_its_own_card_and_the_scores_that_hold(trained, tmp_path):
@@ -188,3 +186,52 @@ def test_an_exit_that_reads_the_static_table_is_published_with_its_map_of_the_st
     expected = GridEncoder(plain, tiny_tokenizer, grid, max_length=LONGEST, prompts=PROMPTS)
     vectors = embeddings(Checkpoint(tmp_path / "native"), ["read the list", ""], Granularity(4, 16))
     torch.testing.assert_close(vectors, expected.encode(["read the list", ""]).at(Granularity(4, 16)))
+
+
+@pytest.fixture
+def static(tiny_tokenizer, tmp_path) -> Path:
+    save_static(tmp_path / "model", tiny_tokenizer)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("no table", r"model has no static table: fit one with `m3bert fit`"),
+        ("counted", "The tokenizer adds <s>, </s> to each text, which the static table counts"),
+        ("nan", "has rows that are not finite in float32"),
+    ],
+)
+def test_a_checkpoint_without_a_table_to_export_says_why(static, tiny_tokenizer, tmp_path, case, error):
+    if case == "no table":
+        M3BertModel(tiny_config()).save_pretrained(static)
+    elif case == "counted":
+        save_static(static, tiny_tokenizer, ignored=[1])
+    else:
+        break_row(static, AutoTokenizer.from_pretrained(static).convert_tokens_to_ids("and"))
+    refused(error, export_static, Checkpoint(static), tmp_path / "static")
+    assert not (tmp_path / "static").exists()
+
+
+@pytest.mark.parametrize("layer", [1, 6])
+def test_a_router_needs_an_exit_for_its_queries(static, tmp_path, layer):
+    with pytest.raises(ValueError, match=f"Depth {layer} does not embed queries into .*; depths that do: 0, 2, 4"):
+        export_router(Checkpoint(static), tmp_path / "router", Granularity(layer, 32))
+
+
+def test_a_cut_to_the_table_is_exported_as_well(static, tmp_path, tiny_tokenizer):
+    cut = tmp_path / "cut"
+    save(cut, M3BertModel.from_pretrained(static, output_layer=0, output_dim=16), tiny_tokenizer)
+    assert export_static(Checkpoint(cut), tmp_path / "static") == Granularity(0, 16)
+
+
+def test_versions_that_would_misread_a_table_in_8_bits_refuse_it(static, tmp_path, monkeypatch):
+    """sentence-transformers 6.0 and 6.1 read the requirement, and would leave out the scales of the rows."""
+    for dtype in ("float32", "int8"):
+        export_static(Checkpoint(static), tmp_path / f"{dtype} table", dtype=dtype)
+        export_router(Checkpoint(static), tmp_path / f"{dtype} router", dtype=dtype)
+    monkeypatch.setattr(environment, "get_installed_version", lambda name: "6.1.0")
+    for kind in ("table", "router"):
+        SentenceTransformer(str(tmp_path / f"float32 {kind}"), device="cpu")
+        with pytest.raises(ImportError, match="sentence-transformers>=6.2"):
+            SentenceTransformer(str(tmp_path / f"int8 {kind}"), device="cpu")

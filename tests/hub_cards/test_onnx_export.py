@@ -1,7 +1,5 @@
 """An ONNX file of a granularity: the embeddings of the encoder, in onnxruntime, without its later layers."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -140,15 +138,9 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
         norm_position="post", norm_type="layernorm", mlp_gated=False, num_hidden_layers=2, matryoshka_layers=[]
     )
     encoder = GridEncoder(
-        M3BertModel(config),
-        tiny_tokenizer,
-        Grid.parse("2x12"),
-        projection=Projection(32, 12),
-        prompts={"query": "find the text "},
-        max_length=9,
-        normalize=True,
-        dtype=torch.float16,
-    )
+        M3BertModel(config), tiny_tokenizer, Grid.parse("2x12"), projection=Projection(32, 12),
+        prompts={"query": "find the text "}, max_length=9, normalize=True, dtype=torch.float16,
+    )  # fmt: skip
     file = export_onnx(encoder, Granularity(2, 5), tmp_path / "model.onnx")
     assert_equal(encoder, file, TEXTS)
     # A client that pools applies the whole projection itself.
@@ -159,12 +151,9 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
     for smaller in (quantize_onnx(file, tmp_path / "small.onnx"), halve_onnx(file, tmp_path / "half.onnx")):
         assert (run(smaller, inputs) * vectors.numpy()).sum() > 0.97
     assert metadata(file) == {
-        "granularity": "2x5",
-        "pooling": "mean",
-        "normalized": "true",
-        "max_length": "9",
+        "granularity": "2x5", "pooling": "mean", "normalized": "true", "max_length": "9",
         "prompts": '{"query": "find the text "}',
-    }
+    }  # fmt: skip
     with pytest.raises(ValueError, match="projects layer 2 to 12 dims; outside of it: 1x8"):
         export_onnx(encoder, Granularity(1, 8), tmp_path / "other.onnx")
 
@@ -238,13 +227,11 @@ def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path
 @pytest.mark.parametrize(
     ("granularity", "pooling", "paths"),
     [
-        (Granularity(0, 8), "mean", {}),
-        (Granularity(2, 32), "cls", {}),
-        (Granularity(2, 8), "mean", {2: [1, 3]}),
+        (Granularity(0, 8), "mean", {}), (Granularity(2, 32), "cls", {}), (Granularity(2, 8), "mean", {2: [1, 3]}),
         (Granularity(3, 20), "lasttoken", {}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, pooling, paths):
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
     give_table(model, layers=(0, 2, 3), paths=paths)

@@ -1,27 +1,31 @@
-"""What travels to the Hub, and what never does."""
-
-from __future__ import annotations
+"""What travels to the Hub, and what never does; what a push does when the Hub refuses."""
 
 import json
 import os
 import re
 import shutil
+import socket
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file
 from transformers import AutoModel
 
 from m3bert.evaluation import GridResults, MeasuredSearch, evaluate_grid, find_tasks
 from m3bert.exits.fit import fit_exits
+from m3bert.hub_cards import upload
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.publication import Options, laid_out, prepare
+from m3bert.hub_cards.upload import Publication, published_card
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Granularity, Grid
-from tests.conftest import padded_batch, tiny_config
+from tests.conftest import padded_batch, save, tiny_config
 from tests.evaluation_data import write_data
 from tests.published import save_with_exits
 
@@ -115,8 +119,7 @@ def test_a_part_is_a_complete_model_with_its_own_card_and_scores(run, tmp_path, 
 def test_a_model_with_a_head_keeps_it(tmp_path, tiny_tokenizer):
     folder = tmp_path / "model"
     model = M3BertForMaskedLM(tiny_config()).eval()
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
+    save(folder, model, tiny_tokenizer)
     part = lay_out(folder, tmp_path / "part", granularity=Granularity(4, 16))
     assert "modules.json" not in part.sizes()
     batch = padded_batch()
@@ -248,3 +251,28 @@ def test_an_index_of_the_original_encoder_stays_valid_where_nothing_changed_it(t
     model.save_pretrained(tmp_path / "model")
     card = (lay_out(tmp_path / "model", tmp_path / "unknown").folder / "README.md").read_text()
     assert "How they were made is not on record." in card and said not in card
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.socket() as closed:  # bound but not listening: it refuses connections
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setattr(upload, "HfApi", lambda token: HfApi(endpoint, token))
+        with pytest.raises(OSError, match=r"user/model was not pushed; push again to continue") as error:
+            Publication(tmp_path, "user/model", ["optimizer.pt"]).upload(token="hf_secret")
+    assert "\n" not in str(error.value) and "hf_secret" not in str(error.value)
+
+
+def test_a_card_that_cannot_be_read_now_is_not_taken_for_none(monkeypatch):
+    """Otherwise a push would replace what a person wrote there."""
+    answers = [LocalEntryNotFoundError("no connection")]
+
+    def fail(*_, **__):
+        raise answers[-1]
+
+    monkeypatch.setattr(upload, "hf_hub_download", fail)
+    with pytest.raises(OSError, match="no connection"):
+        published_card("user/model")
+    answers.append(RepositoryNotFoundError("none", response=SimpleNamespace(headers={}, request=None)))
+    assert published_card("user/model") is None

@@ -1,7 +1,5 @@
 """The layout of vLLM's semantic router: what the router does with a graph gives the embeddings of that depth."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a checkpoint remembers of its run: every setting that is not a default, and nothing of the machine."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 
@@ -12,43 +10,30 @@ from transformers import TrainingArguments
 
 from m3bert import trainers
 from m3bert.data.formats import file_name
-from m3bert.hub_cards.training_record import (
-    BOOKKEEPING,
-    RECORD_FILE,
-    TrainingRecord,
-    changed_settings,
-    hub_datasets,
-    hub_id,
-    origin_of,
-)
+from m3bert.hub_cards import training_record
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
 from m3bert.utils import papers
-from tests.conftest import quiet, tiny_config
+from tests.conftest import quiet, refused, tiny_config
 from tests.published import contrastive_trainer
 from tests.trainers.tiny_run import quiet_model
 
 
 def test_every_setting_that_is_not_a_default_is_on_record(tmp_path):
-    plain = changed_settings(ContrastiveConfig(**quiet(tmp_path)))
+    plain = training_record.changed_settings(ContrastiveConfig(**quiet(tmp_path)))
     assert set(plain) == {"learning_rate", "per_device_train_batch_size"}  # which are always asked for
     changed = {
-        "temperature": 0.02,
-        "weight_decay": 0.5,
-        "max_grad_norm": 2.0,
-        "warmup_steps": 7,
-        "lr_scheduler_type": "cosine",
-        "text_columns": ["a", "b"],
-        "dataloader_drop_last": False,
-    }
-    assert changed_settings(ContrastiveConfig(**quiet(tmp_path, **changed))) == {**plain, **changed}
+        "temperature": 0.02, "weight_decay": 0.5, "max_grad_norm": 2.0, "warmup_steps": 7,
+        "lr_scheduler_type": "cosine", "text_columns": ["a", "b"], "dataloader_drop_last": False,
+    }  # fmt: skip
+    assert training_record.changed_settings(ContrastiveConfig(**quiet(tmp_path, **changed))) == {**plain, **changed}
 
 
 def test_paths_tokens_and_bookkeeping_are_not(tmp_path):
     changes = {"hub_token": "hf_secret", "run_name": "mine", "logging_steps": 3, "save_steps": 4}
     changes |= {"optim_args": f"file={tmp_path}", "lr_scheduler_kwargs": {"file": str(tmp_path)}}
     args = ContrastiveConfig(**quiet(tmp_path / "out", **changes))
-    text = json.dumps(changed_settings(args))
+    text = json.dumps(training_record.changed_settings(args))
     assert "hf_secret" not in text and "mine" not in text and "logging" not in text
     assert str(tmp_path) not in text and json.loads(text)["optim_args"] == f"file={tmp_path.name}"
     assert json.loads(text)["lr_scheduler_kwargs"] == {"file": tmp_path.name}
@@ -59,14 +44,13 @@ def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
     trainer.data_files = (str(tmp_path / "a" / "pairs.jsonl"), "hf://datasets/user/x/more.csv", "b/pairs.jsonl")
     trainer.train()
     trainer.save_model()
-    record = TrainingRecord.find(tmp_path)
+    record = training_record.TrainingRecord.find(tmp_path)
     assert record == trainer.record() and record.rows == 24 and record.batch_size == 8
     assert record.files == ["pairs.jsonl", "more.csv"]
     assert record.objective == "MRL" and record.grid == "2,4,6x8,16,32"
-    assert str(tmp_path) not in (tmp_path / RECORD_FILE).read_text()
-    (tmp_path / RECORD_FILE).write_text("{}")
-    with pytest.raises(ValueError, match="is not a training record"):
-        TrainingRecord.find(tmp_path)
+    assert str(tmp_path) not in (tmp_path / training_record.RECORD_FILE).read_text()
+    (tmp_path / training_record.RECORD_FILE).write_text("{}")
+    refused("is not a training record", training_record.TrainingRecord.find, tmp_path)
 
 
 @pytest.mark.parametrize("paper", [paper for paper in vars(papers).values() if isinstance(paper, papers.Paper)])
@@ -84,20 +68,25 @@ def test_a_second_objective_knows_the_first(tmp_path, tiny_tokenizer, sentences)
     assert second.record().base_model == "user/base" and second.record().earlier == ["MRL"]
     second.save_model()
     second.save_model()  # its own record is not an earlier one
-    assert TrainingRecord.find(tmp_path / "second").earlier == ["MRL"]
+    assert training_record.TrainingRecord.find(tmp_path / "second").earlier == ["MRL"]
 
 
 def test_the_origin_is_a_name_on_the_hub_or_nothing(tmp_path):
-    assert hub_id("user/model") == "user/model" and hub_id("bert-base") == "bert-base"
-    assert hub_id(str(tmp_path)) is None and hub_id("/no/such") is None and hub_id("") is None and hub_id(None) is None
-    assert origin_of(tiny_config(name_or_path="user/model")) == ("user/model", [])
-    assert origin_of(tiny_config(converted_from="user/bert")) == ("user/bert", [])
+    assert training_record.hub_id("user/model") == "user/model" and training_record.hub_id("bert-base") == "bert-base"
+    assert (
+        training_record.hub_id(str(tmp_path)) is None
+        and training_record.hub_id("/no/such") is None
+        and training_record.hub_id("") is None
+        and training_record.hub_id(None) is None
+    )
+    assert training_record.origin_of(tiny_config(name_or_path="user/model")) == ("user/model", [])
+    assert training_record.origin_of(tiny_config(converted_from="user/bert")) == ("user/bert", [])
 
 
 def test_data_sets_of_the_hub_are_named():
     url = "hf://datasets/user/pairs@abc/data/train.parquet"
     info = DatasetInfo(download_checksums={url: {}, f"{url}2": {}, "/home/me/file.jsonl": {}})
-    assert hub_datasets([Dataset.from_dict({"a": [1]}, info=info), [1, 2], None]) == ["user/pairs"]
+    assert training_record.hub_datasets([Dataset.from_dict({"a": [1]}, info=info), [1, 2], None]) == ["user/pairs"]
 
 
 MRL, SIA, PIC = (("MRL", [papers.MRL]), ("SIA", [papers.MIPIC]), ("PIC", [papers.MIPIC]))
@@ -188,7 +177,7 @@ def test_no_setting_of_an_objective_counts_as_bookkeeping():
     common = {field.name for field in fields(TrainingArguments)}
     configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
     names = {field.name for config in configs for field in fields(config)} - common
-    assert {name for name in names if BOOKKEEPING.fullmatch(name)} == {"grid", "teacher_cache_dir"}
+    assert {name for name in names if training_record.BOOKKEEPING.fullmatch(name)} == {"grid", "teacher_cache_dir"}
 
 
 def test_a_signature_in_a_url_is_not_recorded():

@@ -42,12 +42,9 @@ class Collection:
 
     def metadata(self, row: int) -> dict[str, Any]:
         return {
-            "year": 1990 + row % 10,
-            "topic": TOPICS[row % len(TOPICS)],
-            "score": row / 4,
-            "open": row % 3 == 0,
+            "year": 1990 + row % 10, "topic": TOPICS[row % len(TOPICS)], "score": row / 4, "open": row % 3 == 0,
             "tags": [row % 2, "x"],
-        }
+        }  # fmt: skip
 
     def batch(self, layout: Layout, rows: Sequence[int]) -> Batch:
         """Rows of the collection as a batch; their keys are the rows."""
@@ -74,14 +71,9 @@ def make_layout(collection: Collection, text: str, kind: str = "flat", url: str 
         quantizer = quantizer_for(collection) if code.startswith("qama") else None
         coders.append(Coder.fit(collection.vectors, code, int(dim), quantizer))
     return Layout(
-        coders[0],
-        coders[1] if len(coders) > 1 else None,
-        int(rest[0]) if rest else None,
-        kind,
-        url,
-        None if url is None else f"test-{uuid4()}",
-        COLUMNS,
-    )
+        coders[0], coders[1] if len(coders) > 1 else None, int(rest[0]) if rest else None, kind, url,
+        None if url is None else f"test-{uuid4()}", COLUMNS,
+    )  # fmt: skip
 
 
 def opened(folder: Path, layout: Layout, name: str) -> Engine:

@@ -1,8 +1,6 @@
 """A server with the interface of Qdrant, on this machine. Qdrant's own models read the requests, and its local mode
 answers them."""
 
-from __future__ import annotations
-
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -66,13 +64,9 @@ class QdrantServer:
 def _query(body: Any) -> dict[str, Any]:
     asked = models.QueryRequest(**body)
     return {
-        "query": asked.query,
-        "using": asked.using,
-        "prefetch": asked.prefetch,
-        "query_filter": asked.filter,
-        "limit": asked.limit,
-        "with_payload": asked.with_payload or False,
-    }
+        "query": asked.query, "using": asked.using, "prefetch": asked.prefetch, "query_filter": asked.filter,
+        "limit": asked.limit, "with_payload": asked.with_payload or False,
+    }  # fmt: skip
 
 
 def _done(_: Any) -> dict[str, Any]:

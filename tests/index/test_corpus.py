@@ -1,7 +1,5 @@
 """Reading documents: order, ids, metadata, and rows that cannot be indexed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

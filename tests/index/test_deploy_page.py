@@ -1,7 +1,5 @@
 """The page on indexes: what it prints and says of the engines is what they print and are."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.util import find_spec

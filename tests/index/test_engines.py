@@ -1,7 +1,5 @@
 """What every engine must do: search exactly, repeat what a kill stopped, change, and filter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -13,23 +11,10 @@ from tests.index.collection import Collection, add, check_exact, delete, make_la
 
 MODULES = {"faiss": "faiss", "qdrant": "qdrant_client", "lancedb": "lancedb"}
 LAYOUTS = (
-    "64@float32",
-    "24@float32",
-    "64@float16",
-    "64@int8",
-    "48@int4",
-    "64@binary",
-    "20@binary",
-    "64@qama-2",
-    "32@qama-0.5",
-    "16@float32>40>64@float32",
-    "64@binary>40>64@float32",
-    "64@binary>40>64@int8",
-    "32@qama-2>40",
-    "64@qama-1>40>64@int8",
-    "64@int8>40>64@float32",
-    "48@int4>40>48@int8",
-)
+    "64@float32", "24@float32", "64@float16", "64@int8", "48@int4", "64@binary", "20@binary", "64@qama-2",
+    "32@qama-0.5", "16@float32>40>64@float32", "64@binary>40>64@float32", "64@binary>40>64@int8", "32@qama-2>40",
+    "64@qama-1>40>64@int8", "64@int8>40>64@float32", "48@int4>40>48@int8",
+)  # fmt: skip
 ROWS = 300
 
 

@@ -1,7 +1,5 @@
 """What is special to faiss: its kinds, its file, and what it survives."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

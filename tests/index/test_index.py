@@ -1,7 +1,5 @@
 """An index from documents to hits, in every engine: interrupted, changed, and refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -19,6 +17,7 @@ from m3bert.index import ENGINES, Corpus, Index, Plan, index as module, read_man
 from m3bert.index.engine import find_engine
 from m3bert.index.plan import encoder_identity
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import refused
 from tests.index.test_engines import MODULES
 
 
@@ -120,8 +119,7 @@ def test_an_interrupted_build_is_no_index_and_starts_again(tmp_path, encoder, co
         Index.build(*target, plan, encoder, corpus)
     with Index.open(target[0], encoder) as half:
         for call in (half.search, half.delete):
-            with pytest.raises(ValueError, match="is not finished: run the command that was interrupted again"):
-                call(["d1"])
+            refused("is not finished: run the command that was interrupted again", call, ["d1"])
     with Index.build(*target, plan, encoder, corpus) as index:
         assert len(index) == len(sentences)
         assert ids(index) == nearest(encoder, sentences, plan)
@@ -219,10 +217,8 @@ def test_a_refused_change_changes_nothing(tmp_path, encoder, sentences, built, e
         # A file of one type per column, as readers of tables need it.
         file.write_text("".join(json.dumps({**row, **bad} if row is good[-1] else row) + "\n" for row in good))
         for delete in ([], ["d5"]):
-            with pytest.raises(ValueError, match=reason):
-                open_and_change(folder, encoder, delete, Corpus([str(file)]))
-    with pytest.raises(ValueError, match="has no document 'd99'"):
-        open_and_change(folder, encoder, ["d1", "d99"])
+            refused(reason, open_and_change, folder, encoder, delete, Corpus([str(file)]))
+    refused("has no document 'd99'", open_and_change, folder, encoder, ["d1", "d99"])
     assert (folder / "index.json").read_bytes() == manifest and state(folder, encoder) == before
 
 
@@ -261,10 +257,8 @@ def test_filters(tmp_path, encoder, corpus, engine):
             ({"year": ["1991"]}, "Cannot filter by year="),
             ({"unknown": []}, "Cannot filter by unknown="),
         ):
-            with pytest.raises(ValueError, match=reason):
-                index.search(QUERIES, where=where)
-        with pytest.raises(ValueError, match="k=0 must be at least 1"):
-            index.search(QUERIES, 0)
+            refused(reason, index.search, QUERIES, where=where)
+        refused("k=0 must be at least 1", index.search, QUERIES, 0)
 
 
 @pytest.fixture
@@ -289,19 +283,16 @@ def test_a_build_is_run_again(tmp_path, encoder, corpus, sentences, engine, monk
         (engine, plan, fewer, "an index of other documents: --overwrite it, or add the new ones with `m3bert index "),
         (engine, plan, Corpus([write(tmp_path / "edited.jsonl", edited)]), "an index of other documents: "),
     ):
-        with pytest.raises(ValueError, match=f"index holds {reason}"):
-            Index.build(folder, store, part, encoder, rows)
+        refused(f"index holds {reason}", Index.build, folder, store, part, encoder, rows)
     with Index.open(folder, encoder) as old:
         with Index.build(folder, other, PLANS[2], encoder, fewer, overwrite=True) as index:
             assert ids(index) == nearest(encoder, sentences[:20], PLANS[2])
-        with pytest.raises(ValueError, match="was replaced: open it again"):
-            old.search(QUERIES)
+        refused("was replaced: open it again", old.search, QUERIES)
     more = Corpus([write(tmp_path / "more.jsonl", sentences[20:], 20)])
     open_and_change(folder, encoder, add=more)
     Index.build(folder, other, PLANS[2], encoder, corpus).close()  # which are these documents
     open_and_change(folder, encoder, ["d3"])
-    with pytest.raises(ValueError, match="other documents"):
-        Index.build(folder, other, PLANS[2], encoder, corpus)
+    refused("other documents", Index.build, folder, other, PLANS[2], encoder, corpus)
 
 
 def test_another_model_is_refused(tmp_path, encoder, corpus, engine, tiny_model):
@@ -310,10 +301,8 @@ def test_another_model_is_refused(tmp_path, encoder, corpus, engine, tiny_model)
     plan_of_it = replace(plan, encoder=encoder_identity(encoder))
     with torch.no_grad():
         tiny_model.layers[3].mlp.down_proj.weight[0, 0] += 0.01
-    with pytest.raises(ValueError, match="The index .* is of another encoder: weights "):
-        Index.open(target[0], encoder)
-    with pytest.raises(ValueError, match="The plan is of another encoder"):
-        Index.build(tmp_path / "other", engine, plan_of_it, encoder, corpus)
+    refused("The index .* is of another encoder: weights ", Index.open, target[0], encoder)
+    refused("The plan is of another encoder", Index.build, tmp_path / "other", engine, plan_of_it, encoder, corpus)
     assert not (tmp_path / "other").exists()
 
 
@@ -323,5 +312,4 @@ def test_folders_of_others_are_left_alone(tmp_path, encoder, corpus, engine):
     with pytest.raises(ValueError, match=r"photos is not empty and holds no index \(cat.jpg\)"):
         Index.build(tmp_path / "photos", engine, Plan(Granularity(6, 32)), encoder, corpus)
     assert os.listdir(tmp_path / "photos") == ["cat.jpg"]
-    with pytest.raises(ValueError, match="holds no index: it has no index.json"):
-        Index.open(tmp_path / "photos")
+    refused("holds no index: it has no index.json", Index.open, tmp_path / "photos")

@@ -1,7 +1,5 @@
 """LanceDB: its indexes find nearly all, its table stays small, and other processes read it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest
@@ -20,13 +18,10 @@ def collection() -> Collection:
 @pytest.mark.parametrize(
     "text, kind",
     [
-        ("64@float32", "ivf"),
-        ("64@binary", "ivf"),
-        pytest.param("64@float32", "hnsw", marks=pytest.mark.slow),
-        pytest.param("64@float16", "hnsw", marks=pytest.mark.slow),
-        ("16@float32>100>64@float32", "hnsw"),
+        ("64@float32", "ivf"), ("64@binary", "ivf"), pytest.param("64@float32", "hnsw", marks=pytest.mark.slow),
+        pytest.param("64@float16", "hnsw", marks=pytest.mark.slow), ("16@float32>100>64@float32", "hnsw"),
     ],
-)
+)  # fmt: skip
 def test_an_index_finds_nearly_all_and_takes_up_changes(tmp_path, collection, text, kind):
     flat, engine = (
         opened(tmp_path / which, make_layout(collection, text, which), "lancedb") for which in ("flat", kind)

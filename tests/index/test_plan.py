@@ -1,7 +1,5 @@
 """Plans: what a choice becomes, which encoder they are for, and files that are none."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

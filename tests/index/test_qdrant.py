@@ -111,13 +111,9 @@ def test_a_server_keeps_codes_in_memory_and_vectors_on_its_disk(tmp_path, collec
     assert second["hnsw_config"] == {"m": 0} and "quantization_config" not in second
     indexes = [body for method, path, body in server.requests if path.endswith("/index")]
     assert {(body["field_name"], body["field_schema"]) for body in indexes} == {
-        ("key", "integer"),
-        ("id", "keyword"),
-        ("metadata.year", "integer"),
-        ("metadata.topic", "keyword"),
-        ("metadata.score", "float"),
-        ("metadata.open", "bool"),
-    }
+        ("key", "integer"), ("id", "keyword"), ("metadata.year", "integer"), ("metadata.topic", "keyword"),
+        ("metadata.score", "float"), ("metadata.open", "bool"),
+    }  # fmt: skip
     engine.search(collection.queries, 10)
     search = server.requests[-1][2]
     assert search["limit"] == 10 and search["params"] == {"exact": True} and search["using"] == "second"

@@ -3,8 +3,6 @@ Load the folders of `write.py` without this project, and compare what they give:
 line per load, and exits with 1 if one fails or differs.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -1,7 +1,5 @@
 """What this project writes loads without it, in older and newer versions of transformers and sentence-transformers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

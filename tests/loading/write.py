@@ -1,7 +1,5 @@
 """Write the folders that `check.py` loads, and what they give here: `python -m tests.loading.write OUT`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -17,18 +15,16 @@ from m3bert.modeling import M3BertForMaskedLM
 from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.models.conversion import convert_to_m3bert
 from m3bert.trainers import Granularity
-from tests.conftest import WORDS, tiny_config, write_modules
+from tests.conftest import WORDS, save, tiny_config
 from tests.loading.check import outputs_of
-from tests.modeling_m3bert.static_models import WIDTH, affine, give_table
+from tests.modeling_m3bert.static_models import affine, give_table
 from tests.modeling_m3bert.test_elastic import config_of, give_depths
 from tests.models.test_conversion import random_encoder
 from tests.static_checkpoints import save_static
 
 
 def write(model: PreTrainedModel, folder: Path) -> None:
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    write_modules(folder, width=WIDTH, max_length=40)
+    save(folder, model, tokenizer(), max_length=40)
 
 
 def tokenizer() -> BertTokenizer:
@@ -65,8 +61,7 @@ def write_elastic(family: str) -> Callable[[Path], None]:
 def write_size(folder: Path) -> None:
     """A path that was loaded, and saved again."""
     source = folder.with_name("modernbert")
-    AutoModel.from_pretrained(source, trust_remote_code=True, output_layer=4).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    save(folder, AutoModel.from_pretrained(source, trust_remote_code=True, output_layer=4), tokenizer())
 
 
 CUT = {"output_layer": 2, "output_dim": 8}

@@ -1,7 +1,5 @@
 """The console command `m3bert`: what it prints, what it imports, and how it fails."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,10 +1,7 @@
 """Tiny models with a static table, and what its states should be."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
-from collections.abc import Callable, Mapping
-
-import pytest
 import torch
 
 from m3bert.modeling import M3BertModel
@@ -23,13 +20,6 @@ def affine(inputs: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
 def halves(*shape: int) -> torch.Tensor:
     """Random numbers that float16 represents exactly, so that saving does not change them."""
     return torch.randn(*shape).half().float()
-
-
-def assert_refused(request: Callable[[], object], message: str) -> None:
-    """A request raises a ValueError of one line."""
-    with pytest.raises(ValueError, match=message) as error:
-        request()
-    assert "\n" not in str(error.value)
 
 
 def random_paths(encoder: M3BertModel, paths: Mapping[int, list[int]]) -> dict[int, tuple[list[int], dict]]:
@@ -52,12 +42,9 @@ def give_table(
     random paths."""
     above = [layer for layer in layers if layer > 0]
     encoder.set_depths(
-        exits={layer: affine() for layer in above},
-        joints={layer: affine(2 * WIDTH) for layer in above},
-        paths=random_paths(encoder, paths or {}),
-        table=halves(VOCABULARY, WIDTH),
-        ignored_ids=ignored,
-    )
+        exits={layer: affine() for layer in above}, joints={layer: affine(2 * WIDTH) for layer in above},
+        paths=random_paths(encoder, paths or {}), table=halves(VOCABULARY, WIDTH), ignored_ids=ignored,
+    )  # fmt: skip
 
 
 def with_table(

@@ -1,7 +1,5 @@
 """Encoders of transformers as elastic models: every way to a size gives the same vectors."""
 
-from __future__ import annotations
-
 import copy
 import json
 import multiprocessing
@@ -26,33 +24,11 @@ from transformers import (
 from m3bert.modeling.configuration_elastic import Elasticity, set_layers
 from m3bert.modeling.files_elastic import fingerprint_of
 from m3bert.modeling.modeling_elastic import layer_list, make_elastic, static_vectors
-from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, assert_refused, halves
+from tests.conftest import refused
+from tests.elastic_repositories import FAMILIES, config_of
+from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves
 
 
-SIZES = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": VOCABULARY,
-    "pad_token_id": 0,
-    "max_position_embeddings": 64,
-}
-CAUSAL = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
-FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "ernie", "mpnet", "deberta-v2"), SIZES),
-    **dict.fromkeys(("nomic_bert", "gte", "jina_embeddings_v3"), SIZES),
-    "distilbert": {
-        "dim": WIDTH, "n_layers": 6, "n_heads": 4, "hidden_dim": 64, "vocab_size": VOCABULARY, "pad_token_id": 0,
-        "max_position_embeddings": 64,
-    },
-    "modernbert": {
-        **SIZES, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8,
-    },
-    **dict.fromkeys(("eurobert", "qwen3", "llama", "granite"), CAUSAL),
-    "gemma3_text": {**CAUSAL, "sliding_window": 8, "use_bidirectional_attention": True},
-    "m3bert": {**SIZES, "matryoshka_layers": [], "matryoshka_dims": []},
-}  # fmt: skip
 EXITS, PATH, IGNORED = (2, 4), [1, 2, 5, 6], [5, 6]
 HEADS = (AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification)
 REMOTE = {"trust_remote_code": True}
@@ -66,22 +42,16 @@ def quick_imports():
         yield
 
 
-def config_of(family: str) -> Any:
-    return CONFIG_MAPPING[family](**FAMILIES[family])
-
-
 def give_depths(encoder: Any) -> None:
     """An exit at 2 layers, a path of 4 with a refitted matrix and an exit that reads the table, and the table."""
     name, layers = layer_list(encoder, 6)
     linear = [value for value, module in layers[1].named_modules() if isinstance(module, torch.nn.Linear)][-1]
     like = layers[1].get_submodule(linear).weight
     encoder.set_depths(
-        exits={depth: affine() for depth in EXITS},
-        joints={4: affine(2 * WIDTH)},
+        exits={depth: affine() for depth in EXITS}, joints={4: affine(2 * WIDTH)},
         paths={4: (PATH, {f"{name}.1.{linear}.weight": 0.1 * torch.randn_like(like)})},
-        table=halves(VOCABULARY, WIDTH),
-        ignored_ids=IGNORED,
-    )
+        table=halves(VOCABULARY, WIDTH), ignored_ids=IGNORED,
+    )  # fmt: skip
 
 
 @dataclass
@@ -237,12 +207,12 @@ def test_gradients_reach_what_a_path_runs_and_nothing_else(repository):
     assert layers == {"0", "1", "4", "5"}
 
 
-def heads_of(family: str) -> list[Any]:
-    return [auto for auto in HEADS if CONFIG_MAPPING[family] in auto._model_mapping]
-
-
 # One head of each family, and all of BERT's.
-FIRST = [(family, auto) for family in FAMILIES if family != "m3bert" for auto in heads_of(family)[:1]]
+FIRST = [
+    (family, heads[0])
+    for family in FAMILIES
+    if family != "m3bert" and (heads := [auto for auto in HEADS if CONFIG_MAPPING[family] in auto._model_mapping])
+]
 CASES = [*FIRST, *(("bert", auto) for auto in HEADS[1:])]
 
 
@@ -371,7 +341,7 @@ def test_a_damaged_repository_is_refused(name, modernbert, tmp_path):
     damage, message = DAMAGED[name]
     modernbert.model.save_pretrained(tmp_path / "repository")
     damage(tmp_path / "repository")
-    assert_refused(lambda: AutoModel.from_pretrained(tmp_path / "repository", **REMOTE), message)
+    refused(message, AutoModel.from_pretrained, tmp_path / "repository", **REMOTE)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +354,7 @@ def test_a_damaged_repository_is_refused(name, modernbert, tmp_path):
     ],
 )
 def test_a_size_that_there_is_not_is_refused(auto, size, message, modernbert):
-    assert_refused(lambda: auto.from_pretrained(modernbert.folder, **REMOTE, **size), message)
+    refused(message, auto.from_pretrained, modernbert.folder, **REMOTE, **size)
 
 
 def test_the_fingerprint_sees_every_tensor(tmp_path):

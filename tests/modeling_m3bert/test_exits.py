@@ -1,7 +1,5 @@
 """Exits in the architecture: what reads them, elastic loading and saving with them, and models without."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -9,13 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from m3bert.modeling import (
-    M3BertForMaskedLM,
-    M3BertForSequenceClassification,
-    M3BertForTokenClassification,
-    M3BertModel,
-)
-from tests.conftest import padded_batch, tiny_config
+from m3bert import modeling
+from tests.conftest import padded_batch, refused, tiny_config
 from tests.modeling_m3bert.static_models import WIDTH, affine
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
@@ -27,7 +20,7 @@ def random_exits(layers=LAYERS) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     return {layer: affine() for layer in layers}
 
 
-def with_exits(layers=LAYERS, model_class=M3BertModel, **changes):
+def with_exits(layers=LAYERS, model_class=modeling.M3BertModel, **changes):
     model = model_class(tiny_config(**changes)).eval()
     model.base_model.set_depths(exits=random_exits(layers))
     return model
@@ -48,12 +41,12 @@ def test_the_state_is_the_exit_of_the_raw_state_and_a_cut_equals_it(tmp_path, sw
                 expected = expected @ exit.weight.T + exit.bias
             state = full(**batch, output_layer=layer, output_dim=dim).last_hidden_state
             torch.testing.assert_close(state, expected[..., :dim], atol=1e-5, rtol=1e-5)
-            cut = M3BertModel.from_pretrained(tmp_path, output_layer=layer, output_dim=dim)
+            cut = modeling.M3BertModel.from_pretrained(tmp_path, output_layer=layer, output_dim=dim)
             assert torch.equal(cut(**batch).last_hidden_state, state)
 
 
 def test_hidden_states_stay_raw():
-    plain = M3BertModel(tiny_config()).eval()
+    plain = modeling.M3BertModel(tiny_config()).eval()
     batch = padded_batch()
     with torch.no_grad():
         raw = plain(**batch, output_hidden_states=True)
@@ -74,8 +67,7 @@ def test_a_cut_has_its_own_exit_and_no_other(tmp_path):
     # Layer 2 lost its exit: its raw states would not be what the full model gives.
     assert again.config.legal_layers == [1, 3, 4]
     batch = padded_batch()
-    with pytest.raises(ValueError, match="output_layer=2 is not available here; legal values: 1, 3, 4"):
-        again(**batch, output_layer=2)
+    refused("output_layer=2 is not available here; legal values: 1, 3, 4", again, **batch, output_layer=2)
     with torch.no_grad():
         for layer in (1, 4):
             expected = full(**batch, output_layer=layer, output_dim=16).last_hidden_state
@@ -84,18 +76,14 @@ def test_a_cut_has_its_own_exit_and_no_other(tmp_path):
 
 def test_a_model_of_new_weights_has_no_exits():
     config = with_exits().config
-    model = M3BertModel(config)
+    model = modeling.M3BertModel(config)
     assert len(model.layers) == 6 and model.config.elastic is None and not [*model.elastic.exits]
     assert config.elastic["exits"] == [2, 4]
 
 
 @pytest.mark.parametrize(
     "model_class",
-    [
-        M3BertForMaskedLM,
-        M3BertForSequenceClassification,
-        M3BertForTokenClassification,
-    ],
+    [modeling.M3BertForMaskedLM, modeling.M3BertForSequenceClassification, modeling.M3BertForTokenClassification],
 )
 def test_heads_read_the_state_after_the_exit(tmp_path, model_class):
     model = with_exits(model_class=model_class)

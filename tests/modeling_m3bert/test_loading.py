@@ -1,7 +1,5 @@
 """Elastic loading and saving: less depth and width out of one checkpoint, equal to slicing the full model."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -9,13 +7,14 @@ import sys
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 
 from benchmarks.elastic_loading import measure
+from m3bert import modeling as modeling_m3bert
 from m3bert.modeling import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
 from m3bert.models.settings import EmbeddingSettings
-from tests.conftest import assert_close, padded_batch, tiny_config, write_modules
-from tests.modeling_m3bert.static_models import assert_refused
+from tests.conftest import assert_close, padded_batch, refused, tiny_config, write_modules
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
@@ -49,8 +48,7 @@ def test_a_cut_model_can_be_asked_for_less_but_not_for_more(tmp_path, tiny_model
     assert cut(**batch, output_layer=2, output_dim=8).last_hidden_state.shape == (4, 7, 8)
     # Every weight is as wide as it was: only depth is gone.
     assert cut(**batch, output_dim=32).last_hidden_state.shape == (4, 7, 32)
-    with pytest.raises(ValueError, match="output_layer=6 is not available here; legal values: 2, 4"):
-        cut(**batch, output_layer=6)
+    refused("output_layer=6 is not available here; legal values: 2, 4", cut, **batch, output_layer=6)
 
 
 def test_a_cut_model_is_saved_as_a_complete_smaller_checkpoint(tmp_path, tiny_masked_lm):
@@ -113,7 +111,7 @@ def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):
     tiny_model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    assert_refused(lambda: AutoModel.from_pretrained(tmp_path), "The weights in .* cannot be read")
+    refused("The weights in .* cannot be read", AutoModel.from_pretrained, tmp_path)
 
 
 SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}
@@ -131,4 +129,56 @@ SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "nu
 def test_weights_of_another_model_are_refused(tmp_path, other, message, auto):
     other().save_pretrained(tmp_path)
     tiny_config().save_pretrained(tmp_path)
-    assert_refused(lambda: auto.from_pretrained(tmp_path), message)
+    refused(message, auto.from_pretrained, tmp_path)
+
+
+CLASSES = {
+    "AutoModel": modeling_m3bert.M3BertModel,
+    "AutoModelForMaskedLM": modeling_m3bert.M3BertForMaskedLM,
+    "AutoModelForSequenceClassification": modeling_m3bert.M3BertForSequenceClassification,
+    "AutoModelForTokenClassification": modeling_m3bert.M3BertForTokenClassification,
+}
+RUN = """
+import torch, transformers
+from safetensors.torch import load_file, save_file
+try:
+    from m3bert import modeling as modeling_m3bert
+    raise SystemExit("the project is visible")
+except ModuleNotFoundError:
+    pass
+batch = load_file("batch.safetensors")
+outputs = {{}}
+for name, arguments in {{"full": {{}}, "cut": {{"output_layer": 4, "output_dim": 8}}}}.items():
+    model = transformers.{auto}.from_pretrained("model", trust_remote_code=True, **arguments).eval()
+    with torch.no_grad():
+        outputs[name] = model(**batch)[0].contiguous()
+    model.save_pretrained(name)
+    again = transformers.{auto}.from_pretrained(name, trust_remote_code=True).eval()
+    with torch.no_grad():
+        assert torch.equal(again(**batch)[0], outputs[name])
+save_file(outputs, "outputs.safetensors")
+"""
+
+
+@pytest.mark.parametrize("auto", CLASSES)
+def test_a_saved_model_loads_runs_and_saves_again_without_the_project(tmp_path, run_bare, auto):
+    model = CLASSES[auto](tiny_config()).eval()
+    model.save_pretrained(tmp_path / "model")
+    batch = padded_batch()
+    save_file(batch, tmp_path / "batch.safetensors")
+    run_bare(RUN.format(auto=auto))
+    outputs = load_file(tmp_path / "outputs.safetensors")
+    with torch.no_grad():
+        assert torch.equal(outputs["full"], model(**batch)[0])
+        assert torch.equal(outputs["cut"], model(**batch, output_layer=4, output_dim=8)[0])
+
+
+def test_a_checkpoint_opens_with_every_head(tmp_path, run_bare):
+    modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(tmp_path / "model")
+    run_bare(
+        f"""
+        import transformers
+        for auto in {list(CLASSES)}:
+            getattr(transformers, auto).from_pretrained("model", trust_remote_code=True)
+        """
+    )

@@ -1,7 +1,5 @@
 """Paths of m3BERT: which layers a depth runs, and with which matrices."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -12,8 +10,8 @@ from transformers import AutoModel
 from m3bert.modeling import M3BertModel
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.native import convert_to_native
-from tests.conftest import padded_batch, tiny_config
-from tests.modeling_m3bert.static_models import WIDTH, affine, assert_refused, give_table, random_paths
+from tests.conftest import padded_batch, refused, tiny_config
+from tests.modeling_m3bert.static_models import WIDTH, affine, give_table, random_paths
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
@@ -121,16 +119,12 @@ def test_a_cut_path_becomes_a_native_encoder(tmp_path):
     [
         ([1, 5], {}, "a path must end in the last layer"),
         ([6, 1], {}, r"must run 2 of the layers 1\.\.6, ascending"),
-        (
-            [1, 6],
-            {"layers.1.mlp.down_proj.weight": (WIDTH, WIDTH)},
-            "down_proj.weight' has the shape",
-        ),
+        ([1, 6], {"layers.1.mlp.down_proj.weight": (WIDTH, WIDTH)}, "down_proj.weight' has the shape"),
         ([1, 6], {"layers.2.mlp.down_proj.weight": (WIDTH, 37)}, "the model needs None"),
         ([1, 6], {"layers.0.mlp.bottom.weight": (WIDTH, 37)}, "the model needs None"),
     ],
 )
 def test_what_is_no_path_is_refused(layers, matrices, message, tiny_model):
     tensors = {name: torch.zeros(shape) for name, shape in matrices.items()}
-    assert_refused(lambda: tiny_model.set_depths(paths={2: (layers, tensors)}), message)
+    refused(message, tiny_model.set_depths, paths={2: (layers, tensors)})
     assert tiny_model.config.elastic is None

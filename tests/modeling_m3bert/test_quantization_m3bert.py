@@ -1,7 +1,5 @@
 """The quantizer: codes and their bytes against loops and numpy, thresholds, scores, and loading as remote code."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 
@@ -11,24 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from m3bert.encode.quantizer import write_quantizer
-from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
-from m3bert.modeling.quantization_m3bert import (
-    CODES,
-    LEVELS,
-    Codes,
-    level_means,
-    levels_of,
-    pack_bits,
-    quantile_thresholds,
-    segments,
-    stored_bits,
-    thermometer,
-    unpack_bits,
-)
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig, quantization_m3bert
+from tests.conftest import refused
 
 
 WIDTH = 24
-UNIFORM = [code for code in CODES if code != "qama-hybrid"]
+UNIFORM = [code for code in quantization_m3bert.CODES if code != "qama-hybrid"]
 DIMS = [1, 2, 3, 7, 8, 13, WIDTH]
 
 
@@ -60,11 +46,11 @@ def hamming(left: torch.Tensor, right: torch.Tensor) -> int:
 def test_hamming_distance_is_the_distance_of_levels(count):
     """Of all pairs of levels, and of all pairs of vectors of three levels, also after packing."""
     for one, other in product(range(count), repeat=2):
-        bits = [thermometer(torch.tensor([level]), count) for level in (one, other)]
+        bits = [quantization_m3bert.thermometer(torch.tensor([level]), count) for level in (one, other)]
         assert hamming(*bits) == abs(one - other)
     vectors = torch.tensor(list(product(range(count), repeat=3)))
     expected = (vectors[:, None] - vectors[None]).abs().sum(dim=2)
-    bits = thermometer(vectors, count)
+    bits = quantization_m3bert.thermometer(vectors, count)
     assert bits.dtype == torch.bool and bits.shape == (count**3, 3 * (count - 1))
     assert torch.equal((bits[:, None] != bits[None]).sum(dim=2), expected)
 
@@ -72,24 +58,26 @@ def test_hamming_distance_is_the_distance_of_levels(count):
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 31, 64, 65])
 def test_packing_is_that_of_numpy_and_comes_back(count):
     bits = torch.rand(5, count) > 0.5
-    packed = pack_bits(bits)
+    packed = quantization_m3bert.pack_bits(bits)
     assert packed.dtype == torch.uint8
     np.testing.assert_array_equal(packed.numpy(), np.packbits(bits.numpy(), axis=1))
-    assert torch.equal(unpack_bits(packed, count), bits)
+    assert torch.equal(quantization_m3bert.unpack_bits(packed, count), bits)
 
 
 @pytest.mark.parametrize("dim", [*range(1, 18), 384, 385])
 def test_stored_bits(dim):
     pairs = -(-dim // 2)
-    actual = {code: stored_bits(code, dim) for code in UNIFORM}
+    actual = {code: quantization_m3bert.stored_bits(code, dim) for code in UNIFORM}
     assert actual == {"qama-2": 3 * dim, "qama-1.5": 2 * dim, "qama-1": dim, "qama-0.5": pairs}
     if dim % 8 == 0:
-        assert stored_bits("qama-hybrid", dim) == 1.625 * dim
-    parts = segments("qama-hybrid", dim)
+        assert quantization_m3bert.stored_bits("qama-hybrid", dim) == 1.625 * dim
+    parts = quantization_m3bert.segments("qama-hybrid", dim)
     assert [start for _, start, _ in parts] == [0, *(end for _, _, end in parts[:-1])] and parts[-1][2] == dim
     assert all((end - start) % 2 == 0 for _, start, end in parts[:-1])
     naive = {"2": lambda n: 3 * n, "1.5": lambda n: 2 * n, "1": lambda n: n, "0.5": lambda n: -(-n // 2)}
-    assert stored_bits("qama-hybrid", dim) == sum(naive[bits](end - start) for bits, start, end in parts)
+    assert quantization_m3bert.stored_bits("qama-hybrid", dim) == sum(
+        naive[bits](end - start) for bits, start, end in parts
+    )
     assert [bits for bits, _, _ in parts] == sorted((bits for bits, _, _ in parts), key=float, reverse=True)
 
 
@@ -97,7 +85,7 @@ def naive_bits(quantizer: M3BertQuantizer, vector: torch.Tensor, code: str, dim:
     """One dim at a time, with the codebooks written out."""
     books = {4: ["000", "001", "011", "111"], 3: ["00", "01", "11"], 2: ["0", "1"]}
     z, bits = quantizer(vector), ""
-    for name, start, end in segments(code, dim):
+    for name, start, end in quantization_m3bert.segments(code, dim):
         if name == "0.5":
             places = range(start // 2, start // 2 + (end - start + 1) // 2)
             weights = quantizer.pair_weights
@@ -109,31 +97,33 @@ def naive_bits(quantizer: M3BertQuantizer, vector: torch.Tensor, code: str, dim:
             numbers = [z[i] for i in places]
         for place, number in zip(places, numbers, strict=True):
             thresholds = quantizer.thresholds(name)[:, place]
-            bits += books[LEVELS[name]][sum(bool(number > threshold) for threshold in thresholds)]
+            bits += books[quantization_m3bert.LEVELS[name]][sum(bool(number > threshold) for threshold in thresholds)]
     return list(map(int, bits))
 
 
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", quantization_m3bert.CODES)
 def test_codes_are_those_of_a_loop(code, dim):
     quantizer, vectors = make_quantizer(), embeddings(9, torch.float64)
     codes = quantizer.encode(vectors, code, dim)
-    bits = unpack_bits(codes.packed, codes.bits)
+    bits = quantization_m3bert.unpack_bits(codes.packed, codes.bits)
     with torch.no_grad():
         assert bits.int().tolist() == [naive_bits(quantizer, vector, code, dim) for vector in vectors]
         assert torch.equal(quantizer.margins(quantizer(vectors), code, dim) > 0, bits)
-    assert (codes.code, codes.dim, codes.bits, len(codes)) == (code, dim, stored_bits(code, dim), 9)
+    assert (codes.code, codes.dim, codes.bits, len(codes)) == (
+        code, dim, quantization_m3bert.stored_bits(code, dim), 9,
+    )  # fmt: skip
     assert codes.packed.shape == (9, -(-codes.bits // 8))
     padding = np.unpackbits(codes.packed.numpy(), axis=1)[:, codes.bits :]
     assert not padding.any()
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", quantization_m3bert.CODES)
 @pytest.mark.parametrize("dim", [7, WIDTH])
 def test_products_of_signs_are_hamming_distances(code, dim):
     quantizer, vectors = make_quantizer(), embeddings(9, torch.float64)
     codes, others = quantizer.encode(vectors, code, dim), quantizer.encode(-vectors[:4], code, dim)
-    bits, other_bits = (unpack_bits(entry.packed, entry.bits) for entry in (codes, others))
+    bits, other_bits = (quantization_m3bert.unpack_bits(entry.packed, entry.bits) for entry in (codes, others))
     distances = (bits[:, None] != other_bits[None]).sum(dim=2)
     assert distances.any()
     signs = quantizer.signs(codes), quantizer.signs(others)
@@ -143,7 +133,7 @@ def test_products_of_signs_are_hamming_distances(code, dim):
 
 
 @pytest.mark.parametrize("dim", [7, WIDTH])
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", quantization_m3bert.CODES)
 def test_decoded_numbers_are_means_of_their_levels(code, dim):
     """Of the embeddings that the quantizer was calibrated with, which are also those that are encoded. An incomplete
     pair of dims has the thresholds and means of the whole pair."""
@@ -152,16 +142,16 @@ def test_decoded_numbers_are_means_of_their_levels(code, dim):
         numbers = quantizer.units(vectors, code, dim)
     decoded = quantizer.decode(quantizer.encode(vectors, code, dim))
     assert decoded.shape == numbers.shape
-    incomplete = dim % 2 == 1 and segments(code, dim)[-1][0] == "0.5"
+    incomplete = dim % 2 == 1 and quantization_m3bert.segments(code, dim)[-1][0] == "0.5"
     columns = list(zip(numbers.T, decoded.T, strict=True))
     for column, values in columns[: len(columns) - incomplete]:
         for value in values.unique():
             torch.testing.assert_close(value, column[values == value].mean())
-    levels = max(LEVELS[bits] for bits, _, _ in segments(code, dim))
+    levels = max(quantization_m3bert.LEVELS[bits] for bits, _, _ in quantization_m3bert.segments(code, dim))
     assert max(len(values.unique()) for values in decoded.T) == levels
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", quantization_m3bert.CODES)
 def test_scores_are_cosines_of_float_queries_and_decoded_codes(code):
     quantizer, vectors = make_quantizer(), embeddings(9, torch.float64)
     codes = quantizer.encode(vectors, code, 14)
@@ -173,14 +163,14 @@ def test_scores_are_cosines_of_float_queries_and_decoded_codes(code):
 @pytest.mark.parametrize("levels", [2, 3, 4])
 def test_thresholds_are_quantiles_and_means_are_of_their_levels(levels):
     numbers = embeddings(50, torch.float64, 5)
-    thresholds = quantile_thresholds(numbers, levels)
+    thresholds = quantization_m3bert.quantile_thresholds(numbers, levels)
     expected = np.quantile(numbers.numpy(), [part / levels for part in range(1, levels)], axis=0)
     np.testing.assert_allclose(thresholds.numpy(), expected)
-    actual = levels_of(numbers, thresholds)
+    actual = quantization_m3bert.levels_of(numbers, thresholds)
     naive = [[sum(x > t for t in thresholds[:, dim]) for dim, x in enumerate(row)] for row in numbers]
     assert actual.tolist() == naive
     assert all(abs(int((actual == level).sum()) - 5 * 50 / levels) <= 5 for level in range(levels))
-    means = level_means(numbers, actual, levels)
+    means = quantization_m3bert.level_means(numbers, actual, levels)
     for level, dim in product(range(levels), range(5)):
         torch.testing.assert_close(means[level, dim], numbers[actual[:, dim] == level, dim].mean())
 
@@ -189,12 +179,15 @@ def test_thresholds_and_means_follow_a_moving_average():
     quantizer, batch = make_quantizer(momentum=0.9), embeddings(40, torch.float64) ** 2
     with torch.no_grad():
         transformed = quantizer(batch)
-    before = {bits: (quantizer.thresholds(bits).clone(), quantizer.means(bits).clone()) for bits in LEVELS}
+    before = {
+        bits: (quantizer.thresholds(bits).clone(), quantizer.means(bits).clone())
+        for bits in quantization_m3bert.LEVELS
+    }
     quantizer.update_thresholds(transformed)
-    for bits, levels in LEVELS.items():
+    for bits, levels in quantization_m3bert.LEVELS.items():
         numbers = quantizer.reduce(transformed, bits).detach()
-        thresholds = quantile_thresholds(numbers, levels)
-        means = level_means(numbers, levels_of(numbers, thresholds), levels)
+        thresholds = quantization_m3bert.quantile_thresholds(numbers, levels)
+        means = quantization_m3bert.level_means(numbers, quantization_m3bert.levels_of(numbers, thresholds), levels)
         for old, new, actual in zip(
             before[bits], (thresholds, means), (quantizer.thresholds(bits), quantizer.means(bits)), strict=True
         ):
@@ -233,7 +226,7 @@ def test_it_starts_as_a_rotation_to_principal_components_mixed_within_each_neste
 
 def test_one_vector_is_a_call_of_one_row_and_rows_do_not_depend_on_each_other():
     quantizer, vectors = make_quantizer(), embeddings(40, torch.float64)
-    for code in CODES:
+    for code in quantization_m3bert.CODES:
         whole = quantizer.encode(vectors, code, 13)
         for row in (0, 17):
             assert torch.equal(quantizer.encode(vectors[row], code, 13).packed, whole[row : row + 1].packed)
@@ -267,8 +260,7 @@ def test_codes_of_another_quantizer_are_refused():
         lambda: other.hamming(codes, other.encode(vectors, "qama-2")),
         lambda: other.hamming(other.encode(vectors, "qama-2"), codes),
     ):
-        with pytest.raises(ValueError, match=f"from another quantizer \\({codes.fingerprint}, .*encode the texts aga"):
-            call()
+        refused(f"from another quantizer \\({codes.fingerprint}, .*encode the texts aga", call)
     assert make_quantizer(layers=[2, 6]).fingerprint != quantizer.fingerprint
 
 
@@ -277,7 +269,7 @@ def test_codes_are_saved_with_all_that_belongs_to_them(tmp_path, code):
     quantizer = make_quantizer()
     codes = quantizer.encode(embeddings(9, torch.float64), code, 13)
     codes.save(tmp_path / "codes.safetensors")
-    loaded = Codes.load(tmp_path / "codes.safetensors")
+    loaded = quantization_m3bert.Codes.load(tmp_path / "codes.safetensors")
     assert torch.equal(loaded.packed, codes.packed)
     assert (loaded.code, loaded.dim, loaded.fingerprint) == (code, 13, quantizer.fingerprint)
     torch.testing.assert_close(quantizer.hamming(loaded, codes).diag(), torch.ones(9, dtype=torch.float64))
@@ -299,8 +291,7 @@ def test_codes_are_saved_with_all_that_belongs_to_them(tmp_path, code):
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(make_quantizer(), embeddings(9, torch.float64))
+    refused(message, call, make_quantizer(), embeddings(9, torch.float64))
 
 
 REMOTE = """
@@ -331,11 +322,11 @@ def test_remote_code_gives_identical_codes(tmp_path, run_bare):
     quantizer, vectors = make_quantizer(torch.float32), embeddings(40)
     assert write_quantizer(tmp_path / "model", quantizer) == tmp_path / "model" / "quantizer"
     save_file({"vectors": vectors}, tmp_path / "vectors.safetensors")
-    printed = run_bare(f"CODES = {CODES}\n" + REMOTE)
+    printed = run_bare(f"CODES = {quantization_m3bert.CODES}\n" + REMOTE)
     (line,) = [line for line in printed.splitlines() if line.startswith("SAYS")]
     assert json.loads(line.removeprefix("SAYS")) == [quantizer.fingerprint, quantizer.fingerprint, [6]]
     actual = load_file(tmp_path / "found.safetensors")
-    for code in CODES:
+    for code in quantization_m3bert.CODES:
         codes = quantizer.encode(vectors, code, 13)
         assert torch.equal(actual[code], codes.packed)
         assert torch.equal(actual[f"{code} scores"], quantizer.scores(vectors, codes))
@@ -346,7 +337,7 @@ def test_a_gpu_gives_the_same_codes():
     quantizer, vectors = make_quantizer(torch.float64), embeddings(40, torch.float64)
     there = make_quantizer(torch.float64).to("cuda")
     assert there.fingerprint == quantizer.fingerprint
-    for code in CODES:
+    for code in quantization_m3bert.CODES:
         codes, actual = quantizer.encode(vectors, code, 13), there.encode(vectors.to("cuda"), code, 13)
         assert torch.equal(actual.packed.cpu(), codes.packed)
         torch.testing.assert_close(there.scores(vectors.to("cuda"), actual).cpu(), quantizer.scores(vectors, codes))

@@ -1,7 +1,5 @@
 """Every way to save an elastic encoder, and every way to load what was saved: equal vectors, or one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,9 +21,8 @@ from m3bert import GridEncoder
 from m3bert.modeling.files_elastic import AUTO_CLASSES, CODE_FILES, write_parts
 from m3bert.modeling.modeling_elastic import ElasticModel, make_elastic
 from m3bert.models.auto import load_config, load_model
-from tests.conftest import assert_close
+from tests.conftest import assert_close, refused, save
 from tests.elastic_repositories import KINDS, PATH, save_elastic, save_source
-from tests.modeling_m3bert.static_models import assert_refused
 
 
 REMOTE = {"trust_remote_code": True}
@@ -123,7 +120,7 @@ def test_two_variants_and_other_weights_are_told_apart(folder, tmp_path):
         load(folder, **size).save_pretrained(tmp_path, variant=variant)
     load(tmp_path, output_layer=4), load(tmp_path, output_layer=4, variant="small")
     shutil.copyfile(tmp_path / "model.safetensors", tmp_path / "model.small.safetensors")
-    assert_refused(lambda: load(tmp_path, output_layer=4, variant="small"), "The weights of .* have changed")
+    refused("The weights of .* have changed", load, tmp_path, output_layer=4, variant="small")
 
 
 def test_a_save_over_one_of_another_form_is_what_is_loaded(folder, tiny_tokenizer, tmp_path):
@@ -176,17 +173,16 @@ def test_a_folder_without_its_exits_is_the_plain_source_and_a_size_is_refused(fo
         assert type(load(tmp_path / "all", config=load_config(folder))) is transformers.BertModel
     with pytest.warns(UserWarning, match="so it is the plain encoder"):
         assert load_config(tmp_path / "all").elastic is None
-        assert_refused(lambda: load(tmp_path / "all", output_layer=2), r"output_layer=2 is not available here")
-        assert_refused(lambda: load(tmp_path / "all", output_dim=8), r"has one size, 6 layers and 32 dims")
-    assert_refused(lambda: load(tmp_path / "2"), r"'exits.2.weight' has the shape None")
+        refused(r"output_layer=2 is not available here", load, tmp_path / "all", output_layer=2)
+        refused(r"has one size, 6 layers and 32 dims", load, tmp_path / "all", output_dim=8)
+    refused(r"'exits.2.weight' has the shape None", load, tmp_path / "2")
 
 
 def test_a_path_without_matrices_needs_no_file(tiny_tokenizer, tmp_path):
     save_source(tmp_path / "source", tiny_tokenizer)
     model = make_elastic(AutoModel.from_pretrained(tmp_path / "source").eval())
     model.set_depths(paths={4: (PATH, {})})
-    model.save_pretrained(tmp_path / "paths")
-    tiny_tokenizer.save_pretrained(tmp_path / "paths")
+    save(tmp_path / "paths", model, tiny_tokenizer)
     assert not (tmp_path / "paths" / "elastic").exists()
     model.config.output_layer = 4
     assert_close(pooled(load(tmp_path / "paths", output_layer=4), tiny_tokenizer), pooled(model, tiny_tokenizer))
@@ -207,11 +203,11 @@ def test_a_path_without_matrices_needs_no_file(tiny_tokenizer, tmp_path):
 )
 def test_an_adapter_of_another_size_or_source_is_refused(change, message, folder, tiny_tokenizer, tmp_path):
     adapted(folder, output_layer=2).save_pretrained(tmp_path / "adapter")
-    assert_refused(lambda: load(tmp_path / "adapter", **change), message)
-    assert_refused(lambda: load(folder, **change).load_adapter(tmp_path / "adapter"), message)
+    refused(message, load, tmp_path / "adapter", **change)
+    refused(message, load(folder, **change).load_adapter, tmp_path / "adapter")
     save_elastic(tmp_path / "other", tiny_tokenizer)
     other = load(tmp_path / "other", output_layer=2)
-    assert_refused(lambda: other.load_adapter(tmp_path / "adapter"), "trained for source='[0-9a-f]+'")
+    refused("trained for source='[0-9a-f]+'", other.load_adapter, tmp_path / "adapter")
 
 
 def test_an_adapter_beside_its_model_is_loaded_at_its_size(folder, tiny_tokenizer, tmp_path):
@@ -219,7 +215,7 @@ def test_an_adapter_beside_its_model_is_loaded_at_its_size(folder, tiny_tokenize
     shutil.copytree(folder, tmp_path / "both")
     model.save_pretrained(tmp_path / "both")
     assert_close(pooled(load(tmp_path / "both"), tiny_tokenizer), pooled(model, tiny_tokenizer))
-    assert_refused(lambda: load(tmp_path / "both", output_layer=2), "trained for output_layer=4, and the model has 2")
+    refused("trained for output_layer=4, and the model has 2", load, tmp_path / "both", output_layer=2)
 
 
 def test_a_push_writes_the_folder_and_the_same_files_on_the_hub(folder, tiny_tokenizer, tmp_path, only_hub):
@@ -228,12 +224,7 @@ def test_a_push_writes_the_folder_and_the_same_files_on_the_hub(folder, tiny_tok
         tmp_path / "pushed", push_to_hub=True, repo_id="user/pushed", variant="fp16", token="hf_user"
     )
     files = {file.relative_to(tmp_path / "pushed").as_posix() for file in (tmp_path / "pushed").rglob("*.*")}
-    assert {
-        "config.json",
-        "model.fp16.safetensors",
-        "elastic/weights.fp16.safetensors",
-        *CODE_FILES,
-    } <= files
+    assert {"config.json", "model.fp16.safetensors", "elastic/weights.fp16.safetensors", *CODE_FILES} <= files
     for name in (tmp_path / "pushed", "user/pushed"):
         assert_close(pooled(load(name, variant="fp16"), tiny_tokenizer), pooled(model, tiny_tokenizer))
 

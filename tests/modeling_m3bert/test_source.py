@@ -1,7 +1,5 @@
 """A loaded model knows how it was loaded: every later look-up is of the same commit, with the same options."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json
@@ -19,6 +17,7 @@ from m3bert.modeling import M3BertModel, modeling_elastic
 from m3bert.modeling.files_elastic import Source
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
+from tests.conftest import refused
 from tests.elastic_repositories import PROMPTS, save_elastic
 
 
@@ -141,8 +140,7 @@ def test_own_code_needs_trust(tmp_path):
     (tmp_path / "own.py").write_text("raise SystemExit('it ran')")
     elastic = {"model_type": "own", "source_auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "elastic": elastic}))
-    with pytest.raises(ValueError, match="runs its own code, own.Config: read it, then pass trust_remote_code=True"):
-        load_model(tmp_path)
+    refused("runs its own code, own.Config: read it, then pass trust_remote_code=True", load_model, tmp_path)
     assert Source.at(tmp_path, {"revision": "v1"}).revision is None
 
 
@@ -150,5 +148,4 @@ def test_a_config_of_own_code_has_no_native_head():
     own = type("OwnConfig", (BertConfig,), {"model_type": "bert"})
     kind = vars(modeling_elastic)["ElasticForTokenClassification"]
     assert kind.native_class(BertConfig()) is BertForTokenClassification
-    with pytest.raises(ValueError, match="OwnConfig has no class for AutoModelForTokenClassification"):
-        kind.native_class(own())
+    refused("OwnConfig has no class for AutoModelForTokenClassification", kind.native_class, own())

@@ -1,7 +1,5 @@
 """The static table: its mean over a text as layer 0, and as a second input of deeper exits."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
@@ -15,17 +13,8 @@ from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertForTokenClass
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
 from m3bert.models.native import convert_to_native, output_map
-from tests.conftest import padded_batch, tiny_config
-from tests.modeling_m3bert.static_models import (
-    IGNORED,
-    VOCABULARY,
-    WIDTH,
-    affine,
-    assert_refused,
-    halves,
-    static_mean,
-    with_table,
-)
+from tests.conftest import padded_batch, refused, tiny_config
+from tests.modeling_m3bert.static_models import IGNORED, VOCABULARY, WIDTH, affine, halves, static_mean, with_table
 from tests.models.test_native import random_m3bert
 
 
@@ -272,17 +261,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(tmp_path, name):
     request, message = REFUSED[name]
-    assert_refused(lambda: request(tmp_path), message)
-
-
-def other_vocabulary(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["table"] = tensors["table"][:-1].clone()
+    refused(message, request, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_vocabulary, "'table' has the shape"),
+        (lambda tensors: tensors.update(table=tensors["table"][:-1].clone()), "'table' has the shape"),
         (lambda tensors: tensors.pop("table"), "'table' has the shape None"),
         (lambda tensors: tensors.pop("exits.4.joint.bias"), "'exits.4.joint.bias' has the shape None"),
     ],
@@ -293,4 +278,4 @@ def test_a_damaged_file_is_refused(tmp_path, change, message):
     tensors = load_file(tmp_path / EXTRAS)
     change(tensors)
     write_parts(tmp_path, tensors)
-    assert_refused(lambda: AutoModel.from_pretrained(tmp_path), message)
+    refused(message, AutoModel.from_pretrained, tmp_path)

@@ -1,27 +1,22 @@
 """Conversion of BERT-family encoders is exact, and what cannot be exact is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
-from transformers import AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from m3bert.commands.convert import convert
 from m3bert.modeling import M3BertModel
+from m3bert.models import anatomy
 from m3bert.models.conversion import convert_to_m3bert, take_layers
-from tests.conftest import padded_batch
+from tests.conftest import padded_batch, refused
+from tests.elastic_repositories import save_elastic
 
 
 SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 37,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 40,
-    "initializer_range": 0.2,
-}
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 40, "initializer_range": 0.2,
+}  # fmt: skip
 BACKBONES = [
     ("Bert", {"pad_token_id": 1}),
     ("Bert", {"pad_token_id": 0, "hidden_act": "relu", "layer_norm_eps": 1e-6, "type_vocab_size": 3}),
@@ -30,10 +25,7 @@ BACKBONES = [
     ("Camembert", {"pad_token_id": 1, "type_vocab_size": 1}),
     ("Data2VecText", {"pad_token_id": 1}),
     ("Electra", {"pad_token_id": 1, "embedding_size": 32}),
-    (
-        "DistilBert",
-        {"pad_token_id": 1, "dim": 32, "hidden_dim": 37, "n_layers": 3, "n_heads": 4, "hidden_size": 32},
-    ),
+    ("DistilBert", {"pad_token_id": 1, "dim": 32, "hidden_dim": 37, "n_layers": 3, "n_heads": 4, "hidden_size": 32}),
 ]
 
 
@@ -104,8 +96,7 @@ def test_the_longest_text_still_fits():
     ids = torch.randint(5, 99, (2, 38))
     assert converted.config.max_position_embeddings == 38
     torch.testing.assert_close(converted(ids).last_hidden_state, source(ids).last_hidden_state, atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="38 positions"):
-        converted(torch.randint(5, 99, (2, 39)))
+    refused("38 positions", converted, torch.randint(5, 99, (2, 39)))
 
 
 @pytest.mark.parametrize(
@@ -121,11 +112,7 @@ def test_the_longest_text_still_fits():
         ("Bert", {"is_decoder": True}, "it is a decoder"),
         ("Bert", {"position_embedding_type": "relative_key"}, "its positions are 'relative_key', not absolute"),
         ("Electra", {"embedding_size": 16}, "projected to the hidden size"),
-        (
-            "Qwen3",
-            {"head_dim": 8, "num_key_value_heads": 4},
-            "model type 'qwen3' is no BERT",
-        ),
+        ("Qwen3", {"head_dim": 8, "num_key_value_heads": 4}, "model type 'qwen3' is no BERT"),
         ("NomicBert", {}, "model type 'nomic_bert' is no BERT"),
         ("Ernie", {}, "model type 'ernie' is no BERT"),
     ],
@@ -134,8 +121,7 @@ def test_what_is_not_exact_is_refused_with_the_reason(family, changes, reason):
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
     with torch.device("meta"):
         model = getattr(transformers, f"{family}Model")(config)
-    with pytest.raises(ValueError, match=f"{family}Config cannot .*exactly: .*{reason}.*`m3bert fit` makes any"):
-        convert_to_m3bert(model)
+    refused(f"{family}Config cannot .*exactly: .*{reason}.*`m3bert fit` makes any", convert_to_m3bert, model)
 
 
 TEXTS = ["A short one.", "", "A man is playing a guitar on the stage while many people listen to him.", "word " * 600]
@@ -155,3 +141,19 @@ def test_sentence_embeddings_survive_the_command_line(minilm, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert set(tokenizer("a text")) == {"input_ids", "attention_mask"}
     assert len(tokenizer("word " * 600, truncation=True)["input_ids"]) == 512
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "qwen3"])
+def test_a_stored_anatomy_is_read_at_every_size_and_not_probed(kind, tiny_tokenizer, tmp_path, monkeypatch):
+    model = save_elastic(tmp_path / "elastic", tiny_tokenizer, kind)
+    sizes = [{}, {"output_layer": 2}, {"output_layer": 4}]
+    probed = [
+        anatomy.anatomy_of(AutoModel.from_pretrained(tmp_path / "elastic", trust_remote_code=True, **size))
+        for size in sizes
+    ]
+    anatomy.store_anatomy(model)
+    model.save_pretrained(tmp_path / "stored")
+    monkeypatch.delattr(anatomy, "_probe")
+    for size, expected in zip(sizes, probed, strict=True):
+        loaded = AutoModel.from_pretrained(tmp_path / "stored", trust_remote_code=True, **size)
+        assert anatomy.anatomy_of(loaded) == expected

@@ -1,7 +1,5 @@
 """Several Dense modules of sentence-transformers in a row, as EmbeddingGemma has them, are one linear map."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from m3bert.models.settings import EmbeddingSettings
-from tests.conftest import assert_close, write_modules
+from tests.conftest import assert_close, refused, write_modules
 
 
 def write_two_maps(folder: Path, *, bias: bool = False) -> list[nn.Linear]:
@@ -87,11 +85,9 @@ def test_what_would_embed_otherwise_is_refused(name, tmp_path):
     file, change, message = REFUSED[name]
     content = json.loads((tmp_path / file).read_text())
     (tmp_path / file).write_text(json.dumps(change(content)))
-    with pytest.raises(ValueError, match=message):
-        EmbeddingSettings.read(tmp_path)
+    refused(message, EmbeddingSettings.read, tmp_path)
 
 
 def test_maps_with_a_bias_in_a_row_are_refused(tmp_path):
     write_two_maps(tmp_path, bias=True)
-    with pytest.raises(ValueError, match=IN_A_ROW):
-        EmbeddingSettings.read(tmp_path)
+    refused(IN_A_ROW, EmbeddingSettings.read, tmp_path)

@@ -1,7 +1,5 @@
 """Fixtures of the tests of the commands: options of a quick run, small files, and rows of real data."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable
@@ -11,19 +9,24 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import quiet
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def quick_options(quiet_arguments) -> Callable[..., list[str]]:
+def quick_options() -> Callable[..., list[str]]:
     """Options of a quiet run of a few steps that keeps its last checkpoint: `quick_options(max_steps=2)`."""
 
     def options(**changes: Any) -> list[str]:
-        values = {"max_steps": 3, "logging_steps": 1, **changes}
-        quiet = quiet_arguments("", **values)
-        kept = {name: value for name, value in quiet.items() if name not in ("output_dir", "save_strategy")}
-        return [word for name, value in kept.items() for word in (f"--{name}", str(value))]
+        values = quiet("", **{"max_steps": 3, "logging_steps": 1, **changes})
+        return [
+            word
+            for name, value in values.items()
+            if name not in ("output_dir", "save_strategy")
+            for word in (f"--{name}", str(value))
+        ]
 
     return options
 

@@ -1,7 +1,5 @@
 """The command that chooses a granularity, from a results file."""
 
-from __future__ import annotations
-
 import pytest
 
 from m3bert.commands import choose

@@ -1,7 +1,5 @@
 """What the commands share: options with their defaults, and errors of one line."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

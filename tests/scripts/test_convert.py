@@ -1,11 +1,10 @@
 """The command that converts an encoder, and why it sometimes cannot."""
 
-from __future__ import annotations
-
 import pytest
 
 from m3bert.commands.convert import main
 from m3bert.modeling import M3BertModel
+from tests.conftest import refused
 
 
 def test_an_elastic_checkpoint_is_written(minilm, tmp_path, run_bare, capsys):
@@ -39,7 +38,5 @@ def test_a_model_is_replaced_on_request_and_nothing_else(encoder_folder, tmp_pat
     main([source, str(out), "--overwrite", "--encoder_only"])
     assert (out / "model.safetensors").is_file() and (out / "notes.txt").read_text() == "mine"
     assert not (out / "1_Pooling").exists()
-    with pytest.raises(ValueError, match="is the source: name another folder for the result"):
-        main([source, source, "--overwrite"])
-    with pytest.raises(ValueError, match="model type 'm3bert' is no BERT"):
-        main([str(out), str(tmp_path / "again")])
+    refused("is the source: name another folder for the result", main, [source, source, "--overwrite"])
+    refused("model type 'm3bert' is no BERT", main, [str(out), str(tmp_path / "again")])

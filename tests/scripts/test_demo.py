@@ -1,7 +1,5 @@
 """The page: what it shows equals naive searches. A Space: a folder that runs alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,6 +16,7 @@ from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
 from tests.browser import browser, free_port
+from tests.conftest import save
 from tests.modeling_m3bert.static_models import give_table
 
 
@@ -83,8 +82,7 @@ def test_queries_of_every_exit_search_documents_of_the_last_layer(with_exits, se
 def test_a_model_is_loaded_with_exits_and_quantizer(with_exits, tiny_tokenizer, tmp_path, sentences):
     quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6])).eval()
     quantizer.initialize(torch.randn(300, 32))
-    with_exits.model.save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, with_exits.model, tiny_tokenizer)
     write_quantizer(tmp_path, quantizer)
     loaded = demo.load(EncoderArguments(model_name_or_path=str(tmp_path), grid="2x8,12"))
     assert str(loaded.grid) == "6x8,12,32"
@@ -94,14 +92,10 @@ def test_a_model_is_loaded_with_exits_and_quantizer(with_exits, tiny_tokenizer, 
     assert found.index_bytes == 9 * 5  # 12 dims of 3 bits in whole bytes
 
 
-def compare_of(encoder: GridEncoder, texts: list[str]):
-    pytest.importorskip("gradio", reason="the page needs gradio")
-    page = demo.build_demo(encoder, demo.embed(encoder, texts))
-    return next(block.fn for block in page.fns.values() if getattr(block.fn, "__name__", "") == "compare")
-
-
 def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
-    compare = compare_of(encoder, sentences[:9])
+    pytest.importorskip("gradio", reason="the page needs gradio")
+    page = demo.build_demo(encoder, demo.embed(encoder, sentences[:9]))
+    compare = next(block.fn for block in page.fns.values() if getattr(block.fn, "__name__", "") == "compare")
     for texts, count in (("", 5), ("open a file\n\n open a file \nread <b>a list", 2)):
         summary, lists, depths, _ = compare(QUERY, texts, 2, 12, "int8")
         assert f"of the {count}</b> documents that the full model finds" in summary
@@ -116,8 +110,7 @@ def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
 
 @pytest.mark.parametrize(("layer", "code", "line"), [(2, "int8", ', precision="int8")'), (6, "float32", "(texts)")])
 def test_the_snippet_loads_the_chosen_size(with_exits, tiny_tokenizer, tmp_path, sentences, layer, code, line):
-    with_exits.model.save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, with_exits.model, tiny_tokenizer)
     loaded = demo.load(EncoderArguments(model_name_or_path=str(tmp_path)))
     python = demo.snippet(loaded, layer, 12, code)
     assert line in python
@@ -133,8 +126,7 @@ def test_the_snippet_loads_the_chosen_size(with_exits, tiny_tokenizer, tmp_path,
 def served(with_exits, tiny_tokenizer, tmp_path):
     """Address of `m3bert demo` in a process of its own."""
     pytest.importorskip("gradio", reason="the page needs gradio")
-    with_exits.model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", with_exits.model, tiny_tokenizer)
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(free_port()), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "m3bert", "demo", "--model_name_or_path", str(tmp_path / "model")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -1,7 +1,5 @@
 """The command that embeds texts into files, alone and in several processes."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +12,7 @@ from datasets import Dataset, load_from_disk
 from m3bert.commands import embed
 from m3bert.evaluation import GridEncoder
 from m3bert.trainers import Granularity, Grid
-from tests.conftest import assert_close
+from tests.conftest import assert_close, refused
 from tests.trainers.tiny_run import start_two
 
 
@@ -105,8 +103,7 @@ def test_vectors_are_normalised_after_truncation(tiny_checkpoint, files, expecte
     ],
 )
 def test_bad_options_are_refused(tiny_checkpoint, files, tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        embed.main(command_line(tiny_checkpoint, files, tmp_path / "out", *options))
+    refused(message, embed.main, command_line(tiny_checkpoint, files, tmp_path / "out", *options))
 
 
 def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """The command that evaluates, on small data, and the one that chooses from what it wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -124,14 +122,9 @@ def test_data_of_ones_own_is_scored_beside_tasks(tiny_checkpoint, data, tmp_path
     )
     line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8", "--output_dir", str(out), "--no_latency"]
     line += [
-        "--overwrite",
-        "--tasks",
-        "mrpc",
-        "--classification",
-        str(tmp_path / "topics.tsv"),
-        "--retrieval",
+        "--overwrite", "--tasks", "mrpc", "--classification", str(tmp_path / "topics.tsv"), "--retrieval",
         str(tmp_path / "mine"),
-    ]
+    ]  # fmt: skip
     evaluate.main([*line, "--recall", "20", "5", "30", "--query_max_length", "7", "--document_max_length", "9"])
     results = GridResults.load(out / "results.json")
     assert results.tasks() == ["mrpc", "mine", "topics"]

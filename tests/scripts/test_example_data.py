@@ -1,7 +1,5 @@
 """The example files: what every page of the documentation reads."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

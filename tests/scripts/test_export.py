@@ -1,7 +1,5 @@
 """ONNX files from a checkpoint, by the command."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -18,14 +16,13 @@ from m3bert.hub_cards.onnx_graphs import QUALITY
 from m3bert.modeling import M3BertModel
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity, Grid
-from tests.conftest import tiny_config
+from tests.conftest import save, tiny_config
 from tests.evaluation_data import write_data
 
 
 @pytest.fixture
 def arguments(tmp_path, tiny_tokenizer) -> list[str]:
-    M3BertModel(tiny_config(num_hidden_layers=2, matryoshka_layers=[])).save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", M3BertModel(tiny_config(num_hidden_layers=2, matryoshka_layers=[])), tiny_tokenizer)
     return ["--model_name_or_path", str(tmp_path / "model"), "--output_dir", str(tmp_path / "onnx")]
 
 

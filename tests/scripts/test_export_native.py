@@ -1,7 +1,5 @@
 """The command that exports a plain BERT, a static table, or a router."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer

@@ -1,7 +1,5 @@
 """`m3bert fit` of native encoders and m3BERTs, the fit while converting, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -27,7 +25,7 @@ from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.auto import load_model
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity
-from tests.conftest import write_modules
+from tests.conftest import refused, save, write_modules
 from tests.exits.test_fit import pooled, random_texts
 
 
@@ -39,12 +37,8 @@ def source(tmp_path, tiny_tokenizer):
         vocab_size=99, hidden_size=20, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24,
         max_position_embeddings=48, initializer_range=0.5,
     )  # fmt: skip
-    BertModel(config).save_pretrained(tmp_path / "source")
-    tiny_tokenizer.save_pretrained(tmp_path / "source")
-    write_modules(
-        tmp_path / "source", width=20, max_length=32, pooling="cls", prompts={"query": "name: ", "document": "text: "}
-    )
-    return str(tmp_path / "source")
+    settings = {"max_length": 32, "pooling": "cls", "prompts": {"query": "name: ", "document": "text: "}}
+    return str(save(tmp_path / "source", BertModel(config), tiny_tokenizer, **settings))
 
 
 @pytest.fixture
@@ -87,8 +81,7 @@ def test_the_function_writes_what_the_command_writes(source, files, tmp_path):
     assert contents(tmp_path / "function") == contents(tmp_path / "command")
     with pytest.raises(ValueError, match="holds a model: pass overwrite=True, or name another folder"):
         m3bert.fit(source, tmp_path / "function", lines, options)
-    with pytest.raises(ValueError, match="is the source: name another folder"):
-        m3bert.fit(source, source, lines, options, overwrite=True)
+    refused("is the source: name another folder", m3bert.fit, source, source, lines, options, overwrite=True)
 
 
 def test_an_elastic_repository_is_its_source_with_more_beside_it(source, files, tmp_path, capsys):
@@ -133,8 +126,7 @@ def test_a_source_with_remote_code_is_fitted_with_it(files, tmp_path, tiny_token
         max_position_embeddings=48, initializer_range=0.5,
     )  # fmt: skip
     config.auto_map = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
-    modeling_own.OwnModel(config).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
+    save(folder, modeling_own.OwnModel(config), tiny_tokenizer)
     fit([str(folder), str(tmp_path / "out"), "--files", files[0], "--depths", "1,3", "--trust_remote_code"])
     inputs = tiny_tokenizer(["a list"], return_tensors="pt")
     with torch.no_grad():
@@ -170,18 +162,14 @@ class OwnModel(BertModel):
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "layers"),
-    [("2", []), ("1,2,12", [1, 2, 12]), ("1-3,10-12", [1, 2, 3, 10, 11, 12])],
-)
+@pytest.mark.parametrize(("text", "layers"), [("2", []), ("1,2,12", [1, 2, 12]), ("1-3,10-12", [1, 2, 3, 10, 11, 12])])
 def test_a_depth_is_a_number_or_a_list_of_layers(text, layers):
     assert layers_of_depth(text) == layers
 
 
 @pytest.mark.parametrize("text", ["two", "1-2-3"])
 def test_a_depth_that_is_no_list_is_refused(text):
-    with pytest.raises(ValueError, match="neither a number of layers nor a list of them"):
-        layers_of_depth(text)
+    refused("neither a number of layers nor a list of them", layers_of_depth, text)
 
 
 def test_files_of_the_same_name_are_all_read(source, files, tmp_path):
@@ -299,8 +287,7 @@ def test_a_fit_after_a_join_of_a_narrower_index_has_all_dims(source, files, tmp_
 def test_a_join_that_cannot_be_is_refused(source, files, tmp_path):
     line, rows = [source, str(tmp_path / "out")], tmp_path / "rows.jsonl"
     write_vectors(source, rows, random_texts(15), 12)
-    with pytest.raises(ValueError, match="15 texts are too few to fit exits of 20 dims"):
-        fit([*line, "--target_vectors", str(rows)])
+    refused("15 texts are too few to fit exits of 20 dims", fit, [*line, "--target_vectors", str(rows)])
     with pytest.raises(ValueError, match="--target_vectors are the vectors of a teacher: pass them or --teacher"):
         fit([*line, "--target_vectors", str(rows), "--teacher", "large"])
     with pytest.raises(ValueError, match=r"rows.jsonl lacks the column\(s\) embedding; it has text, vector"):
@@ -337,13 +324,9 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
         (["--files", files[0], "--max_length", "0"], "max_length=0 must be at least 1"),
         (["--files", str(few), "--depths", "1-2"], "These texts are too few, or too often equal"),
     ):
-        with pytest.raises(ValueError, match=reason):
-            fit([source, str(tmp_path / "out"), *options])
+        refused(reason, fit, [source, str(tmp_path / "out"), *options])
     for command, option in ((convert, "--fit_exits"), (fit, "--files")):
-        with pytest.raises(
-            ValueError,
-            match=rf"^{re.escape(files[1])} lacks the column\(s\) text \(--text_column",
-        ):
+        with pytest.raises(ValueError, match=rf"^{re.escape(files[1])} lacks the column\(s\) text \(--text_column"):
             command([source, str(tmp_path / "out"), option, files[1]])
     assert not (tmp_path / "out").exists()
 
@@ -365,15 +348,12 @@ def test_embedding_gemma_keeps_its_two_maps_after_the_pooling(files, tmp_path, t
         intermediate_size=24, pad_token_id=1, bos_token_id=0, eos_token_id=2, sliding_window=8,
         use_bidirectional_attention=True, initializer_range=0.5, max_position_embeddings=48,
     )  # fmt: skip
-    AutoModel.from_config(config).save_pretrained(source)
-    tiny_tokenizer.save_pretrained(source)
+    save(source, AutoModel.from_config(config), tiny_tokenizer)
     modules = [
-        models.Transformer(str(source), max_seq_length=32),
-        models.Pooling(16, "mean"),
+        models.Transformer(str(source), max_seq_length=32), models.Pooling(16, "mean"),
         models.Dense(16, 40, bias=False, activation_function=torch.nn.Identity()),
-        models.Dense(40, 16, bias=False, activation_function=torch.nn.Identity()),
-        models.Normalize(),
-    ]
+        models.Dense(40, 16, bias=False, activation_function=torch.nn.Identity()), models.Normalize(),
+    ]  # fmt: skip
     SentenceTransformer(modules=modules).save(str(source))
     fit([str(source), str(out), "--files", files[0], "--depths", "1-1", "1,3"])
     assert "    2  1,3  " in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """The script for `hf jobs uv run`: its inline metadata, and that it runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

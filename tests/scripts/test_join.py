@@ -1,7 +1,5 @@
 """`m3bert join`: a plain model that searches an index of another one, the map back, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from m3bert.commands.fit import main as fit
 from m3bert.commands.join import main as join
 from m3bert.data.teacher import TeacherEmbeddings
 from m3bert.exits.space_map import SpaceMap
-from tests.conftest import write_modules
+from tests.conftest import refused, save, write_modules
 from tests.exits.test_fit import random_texts
 
 
@@ -71,8 +69,7 @@ def test_a_joined_model_can_join_again(source, tmp_path):
     documents = torch.from_numpy(SentenceTransformer(first).encode(TEXTS))
     expected = SpaceMap.fit(other, documents, maps_documents=True)
     torch.testing.assert_close(joined.from_index.affine, expected.affine, atol=1e-3, rtol=1e-3)
-    with pytest.raises(ValueError, match="first' holds a model: pass overwrite=True, or name another folder"):
-        joined.save(first)
+    refused("first' holds a model: pass overwrite=True, or name another folder", joined.save, first)
 
 
 def test_queries_and_documents_have_their_prompts(source, tmp_path):
@@ -92,8 +89,7 @@ def test_queries_and_documents_have_their_prompts(source, tmp_path):
 
 
 def test_a_dry_run_says_what_is_kept_and_writes_no_model(source, tmp_path, tiny_tokenizer, capsys):
-    BertModel.from_pretrained(source, add_pooling_layer=False).save_pretrained(tmp_path / "bare")
-    tiny_tokenizer.save_pretrained(tmp_path / "bare")
+    save(tmp_path / "bare", BertModel.from_pretrained(source, add_pooling_layer=False), tiny_tokenizer)
     source = str(tmp_path / "bare")  # whose pooler is random each time that it is loaded
     rows = write_rows(tmp_path / "rows.jsonl", TEXTS, (2 * index_of(source, 12)).tolist())
     line = [source, str(tmp_path / "out"), "--vectors", rows]
@@ -103,8 +99,7 @@ def test_a_dry_run_says_what_is_kept_and_writes_no_model(source, tmp_path, tiny_
     assert "Warning: the vectors of the index do not have unit length" in said and "32 tokens" not in said
     join(line)  # from the embeddings that the first call has made
     assert [type(part).__name__ for part in SentenceTransformer(str(tmp_path / "out"))][-1] == "Dense"
-    with pytest.raises(ValueError, match="out holds config.json: pass --overwrite to replace it"):
-        join(line)
+    refused("out holds config.json: pass --overwrite to replace it", join, line)
     join([*line, "--overwrite"])
 
 
@@ -130,20 +125,15 @@ GOOD = [[float(row + 1), 1.0] for row in range(60)]
 )
 def test_rows_that_cannot_be_joined_are_refused(texts, vectors, message, source, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl", texts, vectors)
-    with pytest.raises(ValueError, match=message) as actual:
-        join([source, str(tmp_path / "out"), "--vectors", rows])
-    assert "\n" not in str(actual.value)
+    refused(message, join, [source, str(tmp_path / "out"), "--vectors", rows])
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_what_else_cannot_be_joined_is_refused(source, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl", TEXTS, index_of(source, 12).tolist())
     line = [source, str(tmp_path / "out"), "--vectors", rows]
-    with pytest.raises(ValueError, match=r"rows.jsonl lacks the column\(s\) body; it has text, vector"):
-        join([*line, "--text_column", "body"])
-    with pytest.raises(ValueError, match="is the source: name another folder for the result"):
-        join([source, *line[:1], *line[2:]])
+    refused(r"rows.jsonl lacks the column\(s\) body; it has text, vector", join, [*line, "--text_column", "body"])
+    refused("is the source: name another folder for the result", join, [source, *line[:1], *line[2:]])
     fit([source, str(tmp_path / "elastic"), "--target_vectors", rows, "--depths", "1-1", "--no_static"])
-    with pytest.raises(ValueError, match="elastic is elastic: join a plain model of it"):
-        join([str(tmp_path / "elastic"), *line[1:]])
+    refused("elastic is elastic: join a plain model of it", join, [str(tmp_path / "elastic"), *line[1:]])
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.join").exists()

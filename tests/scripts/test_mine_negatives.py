@@ -1,7 +1,5 @@
 """Hard negatives from a teacher, through the command."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

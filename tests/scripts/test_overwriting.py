@@ -1,7 +1,5 @@
 """Commands that write a folder: what it holds is refused or replaced, and an interrupted evaluation resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from m3bert.commands import convert, evaluate, export, fit, train
 from m3bert.commands.command import EXPORT_FILES, MODEL_FILES, check_overwriting
 from m3bert.evaluation import GridEncoder, GridResults
 from m3bert.utils.durable import remove_files
+from tests.conftest import refused
 from tests.evaluation_data import write_data
 
 
@@ -29,8 +28,7 @@ from tests.evaluation_data import write_data
 def test_a_folder_that_holds_a_result_is_refused(main, arguments, name, tmp_path):
     out = tmp_path / "out"
     (out / name).mkdir(parents=True)
-    with pytest.raises(ValueError, match=f"out holds {name}: pass --overwrite to replace it, or "):
-        main([*arguments, str(out)])
+    refused(f"out holds {name}: pass --overwrite to replace it, or ", main, [*arguments, str(out)])
     assert [file.name for file in out.iterdir()] == [name]
 
 
@@ -40,8 +38,7 @@ def test_only_the_files_of_a_command_are_removed(tmp_path):
     for name in ("1_Pooling", "onnx", "data"):
         (tmp_path / name).mkdir()
     check_overwriting(tmp_path, ["results.json"], overwrite=False)
-    with pytest.raises(ValueError, match="is the source"):
-        check_overwriting(tmp_path, MODEL_FILES, overwrite=True, source=str(tmp_path))
+    refused("is the source", check_overwriting, tmp_path, MODEL_FILES, overwrite=True, source=str(tmp_path))
     remove_files(tmp_path, EXPORT_FILES)
     assert {file.name for file in tmp_path.iterdir()} == {"notes.txt", "README.md", "data"}
 

@@ -1,7 +1,5 @@
 """The command that prepares text, and training on what it wrote."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,11 +26,6 @@ def run_prepare(folder: Path, *options: object) -> None:
     prepare.main([str(argument) for argument in arguments])
 
 
-def run_train(folder: Path, method: str, *options: object) -> None:
-    arguments = [method, "--output_dir", folder / "out", *options]
-    train.main([str(argument) for argument in arguments])
-
-
 def test_text_is_prepared_and_trained_on(languages, quick_options, capsys):
     run_prepare(languages, "--files", languages / "data", "--max_length", 24)
     printed = capsys.readouterr().out
@@ -44,12 +37,14 @@ def test_text_is_prepared_and_trained_on(languages, quick_options, capsys):
     assert f"| de | 8 | {tokens['de']} |" in printed and f"| en | 32 | {tokens['en']} |" in printed
 
     (languages / "eval.txt").write_text((languages / "data" / "de" / "a.txt").read_text().strip())
-    run_train(
-        languages, "multigranular-mlm", "--prepared_data", languages / "prepared", "--tokenizer_name",
-        languages / "tokenizer", "--model_config", json.dumps(model_config()), "--grid", "2,6x8,32",
+    arguments = [
+        "multigranular-mlm", "--output_dir", languages / "out", "--prepared_data", languages / "prepared",
+        "--tokenizer_name", languages / "tokenizer",
+        "--model_config", json.dumps(model_config()), "--grid", "2,6x8,32",
         "--eval_files", languages / "eval.txt", "--warmup_steps", 1, "--language_exponent", 0.5,
         *quick_options(mlm_probability=0.3),
-    )  # fmt: skip
+    ]  # fmt: skip
+    train.main([str(argument) for argument in arguments])
     logs = logged(languages / "out")
     assert len(logs) == 3 and set(logs[0]) >= MLM_TERMS
     assert "eval_mlm_2x8" in json.loads((languages / "out" / "eval_results.json").read_text())

@@ -1,7 +1,5 @@
 """Push and load, over HTTP, with the real clients: the local Hub is all that differs from the real one."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -24,7 +22,7 @@ from m3bert.hub_cards.adapter import Adapter
 from m3bert.hub_cards.metadata import Statements
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.trainers import Granularity
-from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
+from tests.conftest import HIDE_PROJECT, padded_batch, refused, save, tiny_config
 from tests.elastic_repositories import save_sizes
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
 
@@ -43,12 +41,10 @@ def run(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
     trainer.save_model()
     evaluated(folder / "output", folder / "data", sentences, latency=False).save(folder / "results.json")
     sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4}
-    transformers.BertModel(transformers.BertConfig(vocab_size=99, **sizes)).save_pretrained(folder / "bert")
-    tiny_tokenizer.save_pretrained(folder / "bert")
+    save(folder / "bert", transformers.BertModel(transformers.BertConfig(vocab_size=99, **sizes)), tiny_tokenizer)
     save_with_exits(folder / "exits", tiny_tokenizer, sentences)
     for name, head in HEADS.items():
-        getattr(modeling_m3bert, f"M3BertFor{head}")(tiny_config()).save_pretrained(folder / name)
-        tiny_tokenizer.save_pretrained(folder / name)
+        save(folder / name, getattr(modeling_m3bert, f"M3BertFor{head}")(tiny_config()), tiny_tokenizer)
     return folder
 
 
@@ -62,12 +58,8 @@ def in_process(hub, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
         environment |= {**hub.environment(cache, token), **variables}
         return subprocess.run(
             [sys.executable, *(["-I"] if bare else []), "-c", (HIDE_PROJECT if bare else "") + textwrap.dedent(code)],
-            cwd=tmp_path if bare else ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+            cwd=tmp_path if bare else ROOT, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
 
     return call
 
@@ -108,13 +100,10 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
     output = run / "output"
     done = push(
         [output, "user/base", "--results", run / "results.json", "--onnx", "2x8"],
-        [output, "user/cut", "--granularity", "4x16"],
-        [output, "user/quantized", "--quantize"],
-        [run / "bert", "user/bert"],
-        [run / "exits", "user/exits"],
-        [run / "exits", "user/table", "--granularity", "0x16"],
-        *([run / name, f"user/{name}"] for name in HEADS),
-    )
+        [output, "user/cut", "--granularity", "4x16"], [output, "user/quantized", "--quantize"],
+        [run / "bert", "user/bert"], [run / "exits", "user/exits"],
+        [run / "exits", "user/table", "--granularity", "0x16"], *([run / name, f"user/{name}"] for name in HEADS),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert all(hub.repos[f"user/{name}"].private for name in ("base", "cut", "quantized", *HEADS))
     first = hub.commits("user/base")[0].oid
@@ -375,8 +364,7 @@ def test_a_trainer_publishes_what_the_command_does(run, hub, in_process):
 @pytest.fixture
 def adapter(tmp_path, tiny_tokenizer, sentences) -> Path:
     """A folder with a `base` and the `adapter` that was trained for it."""
-    modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(tmp_path / "base")
-    tiny_tokenizer.save_pretrained(tmp_path / "base")
+    save(tmp_path / "base", modeling_m3bert.M3BertModel(tiny_config()), tiny_tokenizer)
     base = modeling_m3bert.M3BertModel.from_pretrained(tmp_path / "base")
     adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear"))
     trainer = contrastive_trainer(tmp_path / "adapter", tiny_tokenizer, sentences, adapted, learning_rate=0.1)
@@ -450,8 +438,7 @@ def test_an_adapter_comes_back_on_its_base(adapter, hub, push, in_process):
 
 
 def test_an_adapter_needs_its_base_and_stays_as_it_is(adapter):
-    with pytest.raises(ValueError, match="which is not on the Hub: push the base model first"):
-        Adapter(adapter / "adapter")
+    refused("which is not on the Hub: push the base model first", Adapter, adapter / "adapter")
     options = Options(Granularity.parse("2x8"), statements=Statements(base_model="user/base"))
     with pytest.raises(ValueError, match="published as it is: for results, granularity"):
         prepare(Adapter(adapter / "adapter", "user/base"), adapter, "user/adapter", options)

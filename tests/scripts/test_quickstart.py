@@ -1,7 +1,5 @@
 """The whole quickstart in miniature."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,17 +1,10 @@
 """The recipes: each one fits the encoder that it is made for."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 import pytest
-from transformers import (
-    BertConfig,
-    ModernBertConfig,
-    Qwen3Config,
-    XLMRobertaConfig,
-)
+from transformers import BertConfig, ModernBertConfig, Qwen3Config, XLMRobertaConfig
 
 from m3bert.commands import recipes, train
 from m3bert.modeling import M3BertConfig

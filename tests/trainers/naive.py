@@ -1,14 +1,11 @@
 """Naive references of losses, and how a loss is compared with one and with itself in half precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
 
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
-EPSILON = 1e-8
 
 
 def divergence(first_scores: torch.Tensor, second_scores: torch.Tensor) -> torch.Tensor:
@@ -59,63 +56,3 @@ def assert_computed_in_float32(function: Callable[..., torch.Tensor], inputs: Se
         if other is not None:
             assert own.dtype == torch.bfloat16 and torch.equal(again, other)
             torch.testing.assert_close(own.float(), other, atol=2**-7 * float(other.abs().amax()), rtol=2**-7)
-
-
-def naive_standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Standardised states and deviations, a column of real tokens at a time; one token does not vary."""
-    texts, deviations = [], []
-    for text, real in zip(states, mask.bool(), strict=True):
-        columns, own = [], []
-        for column in text.T:
-            kept = column[real]
-            if len(kept) < 2:
-                columns.append(0 * column)
-                own.append(column.new_zeros(()))
-                continue
-            mean = kept.sum() / len(kept)
-            deviation = ((kept - mean).square().sum() / len(kept)).sqrt()
-            columns.append(torch.where(real, (column - mean) / (deviation + EPSILON), 0.0))
-            own.append(deviation)
-        texts.append(torch.stack(columns, dim=1))
-        deviations.append(torch.stack(own))
-    return torch.stack(texts), torch.stack(deviations)
-
-
-def naive_correlation(standardized_states: torch.Tensor, mask: torch.Tensor, dim: int) -> torch.Tensor:
-    """C of section 2.1, `(dim, width - dim)`."""
-    total = 0
-    for text, real in zip(standardized_states, mask.tolist(), strict=True):
-        products = sum(m * torch.outer(token[:dim], token[dim:]) for m, token in zip(real, text, strict=True))
-        total = total + products / max(1, sum(real))
-    return total / len(standardized_states)
-
-
-def naive_penalty(correlation: torch.Tensor, threshold: float) -> torch.Tensor:
-    """What exceeds the threshold, a pair of dims at a time."""
-    dim, behind = correlation.shape
-    total = 0
-    for u in range(dim):
-        for v in range(behind):
-            total = total + torch.relu(correlation[u, v].abs() - threshold) ** 2
-    return total / (dim * behind)
-
-
-def naive_variation(vectors: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """The coefficient of variation of the variances of each prefix."""
-    losses = []
-    for dim in dims:
-        variances = [((column - column.sum() / len(column)) ** 2).sum() / len(column) for column in vectors[:, :dim].T]
-        mean = sum(variances) / dim
-        square = sum((variance - mean) ** 2 for variance in variances) / dim
-        losses.append(square.sqrt() / (mean + EPSILON) if dim > 1 else 0 * mean)
-    return torch.stack(losses)
-
-
-def naive_uniformity(vectors: torch.Tensor, dims: Sequence[int], scale: float) -> torch.Tensor:
-    """Of each prefix, a pair of vectors at a time."""
-    losses = []
-    for dim in dims:
-        unit = [vector[:dim] / vector[:dim].norm() for vector in vectors]
-        kernel = [(-2 * scale * (1 - a @ b)).exp() for i, a in enumerate(unit) for j, b in enumerate(unit) if i != j]
-        losses.append((sum(kernel) / (len(unit) * (len(unit) - 1)) + EPSILON).log())
-    return torch.stack(losses)

@@ -1,7 +1,5 @@
 """Pooled embeddings of three text columns, and naive losses of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Pooled embeddings of two text columns with a teacher's embeddings of each, and how a loss of them is compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

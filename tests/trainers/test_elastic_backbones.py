@@ -1,7 +1,5 @@
 """Training a native encoder with exits, a path and a static table: what is saved, and what a resumed run reads."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from m3bert.models.auto import load_config, load_model
 from m3bert.trainers import Grid
 from m3bert.trainers.core.checkpoints import load_weights
 from m3bert.trainers.core.trainer import declare_grid
+from tests.conftest import refused
 from tests.elastic_repositories import PATH, VOCABULARY, save_elastic
 from tests.published import contrastive_trainer
 
@@ -98,8 +97,7 @@ def test_weights_with_other_names_in_the_file_are_loaded(case, tmp_path, tiny_to
 def test_a_checkpoint_without_its_exits_is_refused(trained, tmp_path, tiny_tokenizer):
     model = save_elastic(tmp_path / "model", tiny_tokenizer)
     (tmp_path / "model" / "elastic" / "weights.safetensors").unlink()
-    with pytest.raises(ValueError, match="elastic.exits"):
-        load_weights(model, str(tmp_path / "model"))
+    refused("elastic.exits", load_weights, model, str(tmp_path / "model"))
 
 
 def test_depths_that_are_not_trained_lose_their_exits_and_paths(tmp_path, tiny_tokenizer, sentences, caplog):
@@ -119,5 +117,4 @@ def test_the_default_size_of_an_elastic_model_must_be_trained(tmp_path, tiny_tok
     declare_grid(config, Grid.parse("2,6x8,32"))
     assert (config.matryoshka_layers, config.matryoshka_dimensions, config.is_matryoshka) == ([2, 6], [8, 32], True)
     config.output_dim = 16
-    with pytest.raises(ValueError, match="output_dim=16 is not available here; legal values: 8, 32"):
-        declare_grid(config, Grid.parse("2,6x8,32"))
+    refused("output_dim=16 is not available here; legal values: 8, 32", declare_grid, config, Grid.parse("2,6x8,32"))

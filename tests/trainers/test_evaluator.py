@@ -1,7 +1,5 @@
 """Quality while training: evaluators of sentence-transformers and of grids, which select the best checkpoint."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -13,7 +11,7 @@ from transformers import EarlyStoppingCallback
 from m3bert.evaluation import GridEncoder, GridEvaluator, as_sentence_transformer, find_tasks, load_task, score_grid
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Granularity
-from tests.conftest import quiet, tiny_config, write_modules
+from tests.conftest import quiet, save, tiny_config
 from tests.evaluation_data import write_data
 from tests.trainers.tiny_run import run_two
 
@@ -37,12 +35,8 @@ def data(tmp_path, sentences):
 def folder(tmp_path, tiny_tokenizer):
     """An encoder pooled by [CLS], which normalises, has prompts and reads 24 tokens."""
     torch.manual_seed(2)
-    M3BertModel(tiny_config(attention_dropout=0.1)).save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
-    write_modules(
-        tmp_path / "encoder", width=32, pooling="cls", max_length=24, normalize=True, prompts={"query": "open "}
-    )
-    return tmp_path / "encoder"
+    settings = {"pooling": "cls", "max_length": 24, "normalize": True, "prompts": {"query": "open "}}
+    return save(tmp_path / "encoder", M3BertModel(tiny_config(attention_dropout=0.1)), tiny_tokenizer, **settings)
 
 
 def similarity(sentences) -> EmbeddingSimilarityEvaluator:

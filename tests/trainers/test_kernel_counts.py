@@ -1,7 +1,5 @@
 """How much a GPU is asked to do in a micro-step of the papers' recipes, counted on a CPU with the blocks of a GPU."""
 
-from __future__ import annotations
-
 import torch
 import yaml
 from transformers import BertConfig

@@ -1,13 +1,33 @@
-"""Mixtures of a contrastive loss and regularisers, MIPIC and MIC among them, as trainers."""
+"""Mixtures of a contrastive loss and regularisers as trainers, and the losses of every method."""
 
-from __future__ import annotations
+import json
+from copy import deepcopy
+from itertools import combinations
 
 import pytest
 import torch
 from datasets import Dataset
 from transformers import BertConfig, Qwen3Config, Qwen3Model
 
-from m3bert.trainers import PIC, SCR, SIA, SIR, Contrastive, Grid, MICConfig, MICTrainer, MIPICConfig, MIPICTrainer
+from benchmarks.method_values import TAUGHT, values_of
+from m3bert.evaluation import GridEncoder
+from m3bert.trainers import (
+    METHODS,
+    PIC,
+    SCR,
+    SIA,
+    SIR,
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    Grid,
+    MICConfig,
+    MICTrainer,
+    MIPICConfig,
+    MIPICTrainer,
+)
+from tests.conftest import WORDS, quiet
+from tests.snippets import ROOT
 from tests.trainers.tiny_run import pair_config, pair_trainer, quiet_model, weights
 
 
@@ -26,8 +46,8 @@ BERT_CONFIG = BertConfig()
         (MICConfig, {"sia": 0.01, "mrl": 2.0}, {Contrastive, SCR, SIR, SIA}),
     ],
 )
-def test_every_mixture_is_a_config(tmp_path, quiet_arguments, cls, weights, kinds):
-    args = cls(**quiet_arguments(tmp_path, weights=weights))
+def test_every_mixture_is_a_config(tmp_path, cls, weights, kinds):
+    args = cls(**quiet(tmp_path, weights=weights))
     objective = args.build_objective(args.grid_for(TINYBERT_CONFIG))
     assert {type(part) for part in objective.parts.values()} == kinds
     if isinstance(weights, dict) and weights.get("sir"):
@@ -42,10 +62,8 @@ def test_every_mixture_is_a_config(tmp_path, quiet_arguments, cls, weights, kind
         ({"pooling": "mean", "temperature": 0.1, "pic": {"pooling": "cls", "temperature": 0.2}}, "cls", 0.2),
     ],
 )
-def test_parts_share_pooling_and_temperature_unless_they_name_others(
-    tmp_path, quiet_arguments, changes, pooling, temperature
-):
-    args = MIPICConfig(**quiet_arguments(tmp_path, weights={"sir": 0.3}, **changes))
+def test_parts_share_pooling_and_temperature_unless_they_name_others(tmp_path, changes, pooling, temperature):
+    args = MIPICConfig(**quiet(tmp_path, weights={"sir": 0.3}, **changes))
     parts = args.build_objective(args.grid_for(TINYBERT_CONFIG)).parts
     assert (parts["pic"].pooling, parts["pic"].temperature) == (pooling, temperature)
     assert parts["sir"].pooling == parts["mrl"].pooling == changes.get("pooling", "cls")
@@ -139,8 +157,8 @@ def test_equal_texts_are_masked_in_every_part_or_in_none(tmp_path):
     assert own.parts["mrl"].mask_duplicates and not own.parts["pic"].mask_duplicates
 
 
-def test_the_sizes_of_mic_are_those_of_its_paper(tmp_path, quiet_arguments):
-    args = MICConfig(**quiet_arguments(tmp_path)).with_settings(None, BERT_CONFIG.max_position_embeddings)
+def test_the_sizes_of_mic_are_those_of_its_paper(tmp_path):
+    args = MICConfig(**quiet(tmp_path)).with_settings(None, BERT_CONFIG.max_position_embeddings)
     grid = args.grid_for(BERT_CONFIG)
     objective = args.build_objective(grid)
     mrl, scr, sir = objective.parts.values()
@@ -149,8 +167,8 @@ def test_the_sizes_of_mic_are_those_of_its_paper(tmp_path, quiet_arguments):
     assert sir.grid.dims == scr.grid.dims == [16, 32, 64, 128, 256, 512, 768]
 
 
-def test_the_sizes_of_mipic_are_those_of_its_paper(tmp_path, quiet_arguments):
-    args = MIPICConfig(**quiet_arguments(tmp_path)).with_settings(None, TINYBERT_CONFIG.max_position_embeddings)
+def test_the_sizes_of_mipic_are_those_of_its_paper(tmp_path):
+    args = MIPICConfig(**quiet(tmp_path)).with_settings(None, TINYBERT_CONFIG.max_position_embeddings)
     grid = args.grid_for(TINYBERT_CONFIG)
     objective = args.build_objective(grid)
     assert str(grid) == "6x16,32,64,128,256,512,768"
@@ -173,3 +191,58 @@ def test_projectors_have_a_learning_rate_of_their_own(tiny_tokenizer, tmp_path, 
         assert group["lr"] == (1e-2 if ours else 1e-4)
     decays = {group["weight_decay"] for group in groups if id(group["params"][0]) in own}
     assert decays == {0.0, 0.1}, "biases of projectors do not decay"
+
+
+GOLDEN = json.loads((ROOT / "tests" / "frozen" / "method_values.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_the_losses_and_weights_that_it_had(method, tmp_path):
+    *losses, total, norm = values_of(method, tmp_path)
+    *expected, expected_total, expected_norm = GOLDEN[method]
+    tolerance = 1e-3 if method in TAUGHT else 1e-5  # in float32, or in float64 with losses logged in float32
+    assert losses == pytest.approx(expected, rel=tolerance)
+    assert norm == pytest.approx(expected_norm, rel=tolerance)
+    assert total == pytest.approx(expected_total, abs=tolerance * expected_norm)
+
+
+HALF = len(WORDS) // 2
+# A text and its translation, word by word, into words that the text does not have.
+PAIRS = [
+    (" ".join(WORDS[i] for i in four), " ".join(WORDS[HALF + i] for i in four))
+    for four in combinations(range(HALF), 4)
+]
+TRAINED, HELD_OUT = [pair for row, pair in enumerate(PAIRS) if row % 8], PAIRS[::8]
+LEARNERS = {
+    "mrl": (ContrastiveConfig, ContrastiveTrainer, "1,2x8,32", 40),
+    "mipic": (MIPICConfig, MIPICTrainer, "2x8,32", 80),
+    "mic": (MICConfig, MICTrainer, "2x8,32", 40),
+}
+
+
+def found(model, tokenizer, size: str) -> float:
+    """The share of held-out texts whose nearest translation is their own."""
+    encoder = GridEncoder(model, tokenizer, Grid.parse(size))
+    texts, translations = (
+        encoder.encode(list(side)).at(encoder.grid.full, normalize=True) for side in zip(*HELD_OUT, strict=True)
+    )
+    nearest = (texts @ translations.T).argmax(dim=1)
+    return float((nearest == nearest.new_tensor(range(len(nearest)))).float().mean())
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_small_sizes_improve_on_held_out_pairs(name, tiny_tokenizer, tmp_path):
+    config_class, trainer_class, grid, steps = LEARNERS[name]
+    model = quiet_model(num_hidden_layers=2, matryoshka_layers=[1, 2]).model
+    sizes = [str(g) for g in Grid.parse(grid)][:-1]
+    before = {size: found(deepcopy(model), tiny_tokenizer, size) for size in sizes}
+    args = config_class(
+        **quiet(tmp_path, grid=grid, max_steps=steps, learning_rate=5e-3, per_device_train_batch_size=16),
+        unsupervised=False,
+    )
+    rows = Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*TRAINED, strict=True)), strict=True)))
+    trainer_class(model, args, tiny_tokenizer, rows).train()
+    after = {size: found(model, tiny_tokenizer, size) for size in sizes}
+    chance = 1 / len(HELD_OUT)
+    assert all(value < 3 * chance for value in before.values()), before
+    assert all(value > 6 * chance for value in after.values()), after

@@ -1,28 +1,14 @@
 """On a GPU: objectives, training, fitted exits and a search give what they give on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 
+from m3bert import trainers
 from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
-from m3bert.trainers import (
-    ContrastiveConfig,
-    ContrastiveTrainer,
-    Grid,
-    MatryoshkaDistillation,
-    MICConfig,
-    MICTrainer,
-    MIPICConfig,
-    MIPICTrainer,
-    MultigranularMLM,
-    NestedModel,
-    fit_exits,
-)
 from tests.conftest import quiet, tiny_config
 from tests.encode.test_ranks import OBJECTIVES, OWN_BATCH, embedding_gradients
 from tests.exits.test_fit import random_texts
@@ -30,16 +16,16 @@ from tests.trainers.tiny_run import assert_same_weights, mlm_trainer, quiet_mode
 
 
 pytestmark = pytest.mark.gpu
-MLM_GRID = Grid.parse("2,4,6x8,16,32")
+MLM_GRID = trainers.Grid.parse("2,4,6x8,16,32")
 MASKED = {
-    "mlm": lambda: MultigranularMLM(MLM_GRID),
-    "distillation": lambda: MatryoshkaDistillation(MLM_GRID, pairs="6x32>all", distillation_temperature=2.0),
+    "mlm": lambda: trainers.MultigranularMLM(MLM_GRID),
+    "distillation": lambda: trainers.MatryoshkaDistillation(MLM_GRID, pairs="6x32>all", distillation_temperature=2.0),
 }
 METHODS = {
-    "contrastive": (ContrastiveTrainer, ContrastiveConfig, {"grid": "2,6x8,32"}),
-    "cached": (ContrastiveTrainer, ContrastiveConfig, {"grid": "2,6x8,32", "mini_batch_size": 3}),
-    "mipic": (MIPICTrainer, MIPICConfig, {"unsupervised": False}),
-    "mic": (MICTrainer, MICConfig, {"unsupervised": False}),
+    "contrastive": (trainers.ContrastiveTrainer, trainers.ContrastiveConfig, {"grid": "2,6x8,32"}),
+    "cached": (trainers.ContrastiveTrainer, trainers.ContrastiveConfig, {"grid": "2,6x8,32", "mini_batch_size": 3}),
+    "mipic": (trainers.MIPICTrainer, trainers.MIPICConfig, {"unsupervised": False}),
+    "mic": (trainers.MICTrainer, trainers.MICConfig, {"unsupervised": False}),
 }
 
 
@@ -72,7 +58,7 @@ def test_a_masked_lm_has_the_same_gradients(name, half):
     model = M3BertForMaskedLM(tiny_config(embedding_dropout=0.0, attention_dropout=0.0, initializer_range=0.05))
     found = []
     for device in ("cpu", "cuda"):
-        nested = NestedModel(model, MASKED[name]()).to(device).train()
+        nested = trainers.NestedModel(model, MASKED[name]()).to(device).train()
         nested.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=half and device == "cuda"):
             loss = nested(**moved(batch, device))["loss"]
@@ -117,11 +103,11 @@ def test_masked_lm_training_with_an_option_of_a_gpu_stays_close(options, tiny_to
 
 @pytest.mark.parametrize("paths", [None, {4: [1, 2, 5, 6]}], ids=["exits", "paths"])
 def test_fitted_exits_are_the_same(paths, tiny_tokenizer):
-    texts, grid, found = random_texts(300), Grid.parse("0,2,4,6x8,32"), []
+    texts, grid, found = random_texts(300), trainers.Grid.parse("0,2,4,6x8,32"), []
     for device in ("cpu", "cuda"):
         torch.manual_seed(5)
         model = M3BertModel(tiny_config(matryoshka_layers=[], matryoshka_dims=[])).eval().to(device)
-        fit_exits(model, tiny_tokenizer, texts, layers=[2, 4] if paths is None else [2], paths=paths)
+        trainers.fit_exits(model, tiny_tokenizer, texts, layers=[2, 4] if paths is None else [2], paths=paths)
         assert {parameter.device.type for parameter in model.parameters()} == {device}
         found.append(GridEncoder(model, tiny_tokenizer, grid).encode(texts[:50]))
     for granularity in grid:

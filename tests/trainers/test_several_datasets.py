@@ -1,7 +1,5 @@
 """Several training sets in one run: different columns, pure batches, resumed and in two processes the same ones."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

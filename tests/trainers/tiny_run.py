@@ -1,12 +1,11 @@
 """What tests of the trainers share: a tiny run whose data, labels and start are always the same, two processes, and
 counters."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from torch import nn
@@ -62,13 +61,9 @@ PLAIN_STEP |= {"lr_scheduler_type": "constant", "train_sampling_strategy": "sequ
 
 def arguments(folder: Path, **changes: object) -> NestedTrainingArguments:
     values = {
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-        "max_steps": 4,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "lr_scheduler_type": "constant",
-    }
+        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "max_steps": 4, "learning_rate": 1e-2,
+        "logging_steps": 1, "lr_scheduler_type": "constant",
+    }  # fmt: skip
     return NestedTrainingArguments(**quiet(folder, **{**values, **changes}))
 
 
@@ -77,14 +72,10 @@ def mlm_trainer(
 ) -> NestedTrainer:
     return trainer_class(
         model=model if model is not None else quiet_model(),
-        objective=objective if objective is not None else MultigranularMLM(GRID),
-        args=arguments(folder, **changes),
-        data_collator=DataCollatorForTokenClassification(tiny_tokenizer),
-        train_dataset=masked_dataset(),
-        eval_dataset=masked_dataset(6),
-        processing_class=tiny_tokenizer,
-        columns=("input_ids", "labels"),
-    )
+        objective=objective if objective is not None else MultigranularMLM(GRID), args=arguments(folder, **changes),
+        data_collator=DataCollatorForTokenClassification(tiny_tokenizer), train_dataset=masked_dataset(),
+        eval_dataset=masked_dataset(6), processing_class=tiny_tokenizer, columns=("input_ids", "labels"),
+    )  # fmt: skip
 
 
 def pair_config(config_class, folder, **changes):
@@ -115,6 +106,12 @@ def assert_same_weights(first: nn.Module, second: nn.Module, atol: float = 1e-6)
     scale = max(1.0, *(tensor.abs().max().item() for tensor in theirs.values() if tensor.is_floating_point()))
     for name, expected in theirs.items():
         torch.testing.assert_close(ours[name], expected, atol=scale * atol, rtol=1e-5, msg=f"{name} differs")
+
+
+def assert_terms_sum_to_the_loss(trainer: NestedTrainer) -> None:
+    """In the one entry that is logged of a step."""
+    (log,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(value for name, value in log.items() if name.startswith("mlm_")) == pytest.approx(log["loss"], rel=1e-4)
 
 
 class WithProjector(Objective):

@@ -1,10 +1,12 @@
 """Token states of two text columns of different lengths, and how a loss of them is compared."""
 
-from __future__ import annotations
+import copy
+from dataclasses import replace
 
 import torch
 
 from m3bert.trainers import Grid, NestedBatch, NestedStates
+from tests.conftest import assert_close
 
 
 WIDTH, LAYERS, DIMS = 12, (1, 2, 3), (2, 5)
@@ -42,10 +44,22 @@ def gradients(objective, batch: NestedBatch, loss: torch.Tensor) -> dict[str, to
 
 
 def assert_same(objective, batch: NestedBatch, expected: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Total and gradients are those of a naive loss; returns the gradients."""
+    """Total and gradients are those of a naive loss, in float32 but for rounding; returns the gradients."""
     loss = objective.total(objective(batch))
     torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-9)
     ours, theirs = gradients(objective, batch, loss), gradients(objective, batch, expected)
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, atol=1e-9, rtol=1e-9, msg=lambda text, name=name: name + text)
+    texts = {
+        name: replace(
+            text, layers={layer: state.detach().float().requires_grad_() for layer, state in text.layers.items()}
+        )
+        for name, text in batch.texts.items()
+    }
+    objective, batch = copy.deepcopy(objective).float(), NestedBatch(texts)
+    loss = objective.total(objective(batch))
+    assert_close(loss, expected)
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in gradients(objective, batch, loss).items():
+        torch.testing.assert_close(gradient.double(), theirs[name], atol=1e-3 * largest, rtol=0)
     return ours

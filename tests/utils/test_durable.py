@@ -1,7 +1,5 @@
 """Files are replaced whole or not at all, and a folder has one writer."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

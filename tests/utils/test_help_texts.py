@@ -1,7 +1,5 @@
 """Config fields are described once, in the docstring of their class."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from dataclasses import dataclass, field

@@ -1,17 +1,22 @@
-"""Lazy packages: what type checkers see, what `__all__` names and what is there are the same."""
+"""Lazy packages: what type checkers see, what `__all__` names and what is there are the same; and extras."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import m3bert
 import m3bert.evaluation
-from m3bert import trainers
+from m3bert import modeling as modeling_m3bert, trainers
+from m3bert.utils.extras import require_extra
+from tests.conftest import refused
 from tests.trainers.tiny_run import ROOT
 
 
@@ -56,3 +61,19 @@ def test_importing_a_face_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_every_method_has_its_config_and_trainer_at_the_top_and_the_version_is_there():
+    for prefix in ("MIPIC", "MIC", "IBKD", "QAMA", "Contrastive", "ExitDistillation", "MultigranularMLM"):
+        for end in ("Config", "Trainer"):
+            assert getattr(m3bert, prefix + end) is getattr(trainers, prefix + end)
+    assert m3bert.M3BertModel is modeling_m3bert.M3BertModel
+    assert m3bert.__version__ == version("m3bert")
+
+
+def test_a_package_that_is_there_is_imported_and_another_names_the_extra(monkeypatch):
+    assert require_extra("json", "evaluation", "A test") is json
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    message = r"Retrieval needs the package sklearn: pip install 'm3bert\[evaluation\]', in a"
+    refused(message, require_extra, "sklearn.metrics", "evaluation", "Retrieval")
+    refused(r"needs the package sklearn: pip install sklearn\.$", require_extra, "sklearn.metrics", None, "Retrieval")

@@ -1,21 +1,14 @@
 """Training on scores: the objective over a grid, two processes, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset
 
+from m3bert.encode.states import nested_states
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
-from m3bert.trainers.embedding.scored_losses import (
-    cosent,
-    margin_mse,
-    nested_pair_angles,
-    nested_pair_cosines,
-    nested_pair_products,
-)
-from tests.conftest import quiet
+from m3bert.trainers.embedding import scored_losses
+from tests.conftest import quiet, refused
 from tests.trainers.tiny_run import quiet_model
 
 
@@ -51,9 +44,9 @@ def test_every_loss_trains_every_granularity(tiny_tokenizer, sentences, tmp_path
 @pytest.mark.parametrize(
     ("loss", "similarity", "measure"),
     [
-        ("cosent", "cosine", nested_pair_cosines),
-        ("angle", "cosine", nested_pair_angles),
-        ("margin_mse", "dot", nested_pair_products),
+        ("cosent", "cosine", scored_losses.nested_pair_cosines),
+        ("angle", "cosine", scored_losses.nested_pair_angles),
+        ("margin_mse", "dot", scored_losses.nested_pair_products),
     ],
 )
 def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_path, loss, similarity, measure):
@@ -61,22 +54,17 @@ def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_p
     inputs = trainer.data_collator([trainer.train_dataset[row] for row in range(16)])
     outputs = trainer.nested(**inputs)
     losses = []
+    columns = [
+        {name: inputs[column][name] for name in ("input_ids", "attention_mask")} for column in list(inputs)[:-1]
+    ]
+    states = [nested_states(trainer.backbone, column, (2, 6)) for column in columns]
     for layer in (2, 6):
-        names = ("input_ids", "attention_mask")
-        states = [
-            trainer.backbone(**{name: inputs[column][name] for name in names}, output_layer=layer)
-            for column in list(inputs)[:-1]
-        ]
-        masks = [inputs[column]["attention_mask"][..., None] for column in list(inputs)[:-1]]
-        first, *others = (
-            (state.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
-            for state, mask in zip(states, masks, strict=True)
-        )
+        first, *others = (state.pooled(layer) for state in states)
         similarities = torch.stack([measure(first, other, (8, 32)) for other in others], dim=-1)
         if loss == "margin_mse":
-            losses.append(margin_mse(similarities, inputs["labels"]))
+            losses.append(scored_losses.margin_mse(similarities, inputs["labels"]))
         else:
-            losses.append(cosent(similarities[..., 0], inputs["labels"], temperature=0.05))
+            losses.append(scored_losses.cosent(similarities[..., 0], inputs["labels"], temperature=0.05))
     torch.testing.assert_close(outputs["loss"], torch.cat(losses).mean(), rtol=1e-4, atol=1e-5)
 
 
@@ -88,8 +76,7 @@ def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_p
     ],
 )
 def test_arguments_out_of_range_are_named(values, message):
-    with pytest.raises(ValueError, match=message):
-        ScoredPairs(Grid.parse("6x32"), **values)
+    refused(message, ScoredPairs, Grid.parse("6x32"), **values)
 
 
 @pytest.mark.parametrize(

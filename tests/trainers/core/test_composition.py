@@ -1,24 +1,34 @@
-"""Several objectives as one: values, gradients, names in the log, and who they are."""
+"""Objectives of one's own, their terms, and several objectives as one: values, gradients, names in the log."""
 
-from __future__ import annotations
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
 
-from m3bert.trainers import PIC, SIR, Composition, Contrastive, Granularity, Grid, Term
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import (
+    PIC,
+    SIA,
+    SIR,
+    Composition,
+    Contrastive,
+    Granularity,
+    Grid,
+    NestedBatch,
+    NestedModel,
+    Objective,
+    Term,
+)
 from m3bert.trainers.core.composition import mapping_of
 from m3bert.utils import papers
-from tests.trainers.tiny_run import named
+from tests.conftest import refused, tiny_config
+from tests.trainers.tiny_run import GRID as OWN_GRID, WithProjector, named
 from tests.trainers.token_texts import CHAIN, GRID, gradients, make_batch
 
 
 def test_a_composition_is_the_weighted_sum_of_its_parts():
-    batch, contrastive, sir, pic = (
-        make_batch(),
-        Contrastive(Grid.parse("3x2,5,12")),
-        SIR(Grid.parse("1x5")),
-        PIC(CHAIN),
-    )
+    batch, contrastive = make_batch(), Contrastive(Grid.parse("3x2,5,12"))
+    sir, pic = SIR(Grid.parse("1x5")), PIC(CHAIN)
     both = Composition({"mrl": (0.4, contrastive), "sir": (0.3, sir), "pic": (0.0, pic)})
     assert both.layers == [1, 3] and set(both.parts) == {"mrl", "sir"}, "what weighs nothing costs nothing"
     assert both.pooling == "mean" and both.grid == contrastive.grid
@@ -46,20 +56,13 @@ def test_two_objectives_of_one_class_compose():
     assert list(map(str, terms)) == ["short_1x2", "short_2x5", "wide_1x5"], "each logs under its name here"
     assert Term("short", Granularity(1, 2)) in terms
     alone = [*first(batch).values(), *second(batch).values()]
-    for value, expected in zip(terms.values(), alone, strict=True):
-        torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(list(terms.values()), alone)
     expected = 0.4 * first.total(first(batch)) + 2.0 * second.total(second(batch))
     loss = both.total(terms)
     torch.testing.assert_close(loss, expected)
     together = torch.nn.ModuleDict({"parts": torch.nn.ModuleDict({"short": first, "wide": second})})
     ours, theirs = gradients(both, batch, loss), gradients(together, batch, expected)
-    assert ours.keys() == theirs.keys()
-    for gradient, wanted in zip(ours.values(), theirs.values(), strict=True):
-        torch.testing.assert_close(gradient, wanted)
-
-
-def test_parts_of_one_class_say_who_they_are_with_their_own_weights():
-    both, *_ = two_of_a_class()
+    torch.testing.assert_close(ours, theirs)
     assert both.identity.name == "PIC + PIC"
     assert [(part.name, part.weight) for part in both.identity.parts] == [("PIC", 0.4), ("PIC", 2.0)]
     assert both.identity.papers == (papers.MIPIC,), "each paper is named once"
@@ -95,15 +98,60 @@ def test_a_composition_within_a_composition_is_flattened():
     ],
 )
 def test_compositions_that_cannot_be(make, message):
-    with pytest.raises(ValueError, match=message):
-        Composition(make())
+    refused(message, Composition, make())
 
 
 def test_arguments_are_spelt_as_a_mapping_or_as_text():
     for value in ({"scale": 1.5}, '{"scale": 1.5}', "scale: 1.5"):
         assert mapping_of("sir", value) == {"scale": 1.5}
     assert mapping_of("sir", None) == mapping_of("sir", "") == {}
-    with pytest.raises(ValueError, match=r"sir=\[1\] must be a mapping"):
-        mapping_of("sir", [1])
+    refused(r"sir=\[1\] must be a mapping", mapping_of, "sir", [1])
     with pytest.raises(ValueError, match="sir has unknown keys: tau; legal values: layers, scale, pooling, "):
         mapping_of("sir", {"tau": 1.0}, SIR.argument_names())
+
+
+@pytest.mark.parametrize(
+    ("term", "name"),
+    [
+        (Term("contrastive", Granularity(4, 64)), "contrastive_4x64"),
+        (Term("sia", Granularity(4, 64), "cka"), "sia_cka_4x64"),
+        (Term("2dmse", name="align"), "2dmse_align"),
+        (Term("mine"), "mine"),
+    ],
+)
+def test_a_term_is_logged_under_a_name_that_says_what_it_is(term, name):
+    assert str(term) == name
+    with pytest.raises(FrozenInstanceError):
+        term.name = "other"
+
+
+def test_the_loss_is_the_weighted_sum_of_the_terms():
+    objective = WithProjector(OWN_GRID)
+    weights, values = (1.0, 0.5, 0.0), (2.0, 4.0, 8.0)
+    terms = [Term("x", Granularity(2, 8), name, weight=weight) for name, weight in zip("abc", weights, strict=True)]
+    assert objective.total(dict(zip(terms, map(torch.tensor, values), strict=True))) == 2 + 0.5 * 4
+    assert objective.term(Granularity(2, 8), weight=3.0) == objective.term(Granularity(2, 8)), "a weight is no name"
+
+
+def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
+    assert {"layers", "temperature", "token_shares"} < set(SIA.argument_names())
+    assert {"chain", "temperature", "detach_target"} < set(PIC.argument_names())
+
+
+def test_objectives_can_be_made_of_others():
+    """One forward pass, two objectives of one's own choice, one weighted total."""
+
+    class Both(Objective):
+        def __init__(self, grid: Grid):
+            super().__init__(grid)
+            self.first, self.second = Contrastive(grid), WithProjector(grid)
+
+        def forward(self, batch):
+            terms = {**self.first(batch), **self.second(NestedBatch({"text": batch.texts["a"]}))}
+            return {replace(term, weight=0.5): value for term, value in terms.items()}
+
+    ids = torch.randint(5, 99, (3, 6))
+    model = NestedModel(M3BertModel(tiny_config()), Both(OWN_GRID))
+    outputs = model(a={"input_ids": ids}, b={"input_ids": ids})
+    assert len(outputs["terms"]) == 8
+    torch.testing.assert_close(outputs["loss"], sum(outputs["terms"].values()) / 2)

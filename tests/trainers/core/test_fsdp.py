@@ -1,7 +1,5 @@
 """Training with accelerate's FSDP ends with the model of one process, and saves it whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,6 +1,4 @@
-"""What a trainer takes: models and teachers by name or in memory."""
-
-from __future__ import annotations
+"""What a trainer takes, models and teachers by name or in memory, and what it records and publishes."""
 
 import copy
 
@@ -10,10 +8,11 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, PeftModel
 from transformers import AutoModel, AutoTokenizer, BertModel, Trainer, TrainerCallback
 
+from m3bert.hub_cards.training_record import TrainingRecord
 from m3bert.models.settings import EmbeddingSettings
-from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, Teacher
-from tests.conftest import quiet, write_modules
-from tests.trainers.tiny_run import bert_config, quiet_model, weights
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, PublishingTrainer, Teacher
+from tests.conftest import quiet, refused, save
+from tests.trainers.tiny_run import bert_config, masked_dataset, mlm_trainer, quiet_model, weights
 
 
 @pytest.fixture
@@ -24,35 +23,26 @@ def pairs(sentences):
 @pytest.fixture
 def folder(tmp_path, tiny_tokenizer):
     """An encoder with its tokenizer, pooled by [CLS] and published for texts of 24 tokens."""
-    quiet_model().model.save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
-    write_modules(tmp_path / "encoder", width=32, pooling="cls", max_length=24)
-    return tmp_path / "encoder"
+    return save(tmp_path / "encoder", quiet_model().model, tiny_tokenizer, pooling="cls", max_length=24)
 
 
 def options(tmp_path, **changes):
     return quiet(tmp_path / "out", grid="6x8,32", max_steps=1, per_device_train_batch_size=8, **changes)
 
 
-def loss_of(trainer):
-    return trainer.train().training_loss
-
-
 def test_a_model_by_name_and_in_memory_trains_the_same(folder, pairs, tmp_path, tiny_tokenizer):
     library = pytest.importorskip("sentence_transformers")
     model = type(quiet_model().model).from_pretrained(folder)
     given = {
-        "folder": str(folder),
-        "path": folder,
-        "model": model,
+        "folder": str(folder), "path": folder, "model": model,
         "SentenceTransformer": library.SentenceTransformer(str(folder), trust_remote_code=True, device="cpu"),
-    }
+    }  # fmt: skip
     losses = {}
     for name, each in given.items():
         trainer = ContrastiveTrainer(each, ContrastiveConfig(**options(tmp_path)), train_dataset=pairs)
         assert trainer.args.pooling == "cls" and trainer.args.max_length == 24, name
         assert trainer.processing_class.get_vocab() == tiny_tokenizer.get_vocab()
-        losses[name] = loss_of(trainer)
+        losses[name] = trainer.train().training_loss
     assert all(loss == pytest.approx(losses["model"], rel=1e-5) for loss in losses.values()), losses
 
 
@@ -160,13 +150,10 @@ def test_callbacks_get_a_model_that_saves_what_loads_and_no_token(folder, pairs,
     changes = {"hub_token": "hf_secret", "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
     changes |= CHANGED if kind == "m3bert" else {}
     trainer = ContrastiveTrainer(
-        folder,
-        ContrastiveConfig(**(options(tmp_path, save_steps=1) | {"save_strategy": "steps"} | changes)),
-        train_dataset=pairs,
-        eval_dataset=pairs,
-        peft_config=lora() if kind == "adapter" else None,
+        folder, ContrastiveConfig(**(options(tmp_path, save_steps=1) | {"save_strategy": "steps"} | changes)),
+        train_dataset=pairs, eval_dataset=pairs, peft_config=lora() if kind == "adapter" else None,
         callbacks=[callback],
-    )
+    )  # fmt: skip
     trainer.train()
     assert callback.models == {id(trainer.backbone)}
     assert not any(b"hf_secret" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
@@ -183,8 +170,7 @@ def test_callbacks_get_a_model_that_saves_what_loads_and_no_token(folder, pairs,
 def test_what_is_not_one_model_that_reads_all_tokens_is_refused(folder, pairs, tmp_path):
     args = ContrastiveConfig(**options(tmp_path))
     for none in ({"model": None, "model_init": lambda: folder}, {"model": lambda trial: folder}):
-        with pytest.raises(ValueError, match="make one for each trial and compare"):
-            ContrastiveTrainer(args=args, train_dataset=pairs, **none)
+        refused("make one for each trial and compare", ContrastiveTrainer, args=args, train_dataset=pairs, **none)
     with pytest.raises(ValueError, match="make one for each trial and compare"):
         ContrastiveTrainer(folder, args, train_dataset=pairs).hyperparameter_search()
     model, tokenizer = AutoModel.from_pretrained(folder, trust_remote_code=True), AutoTokenizer.from_pretrained(folder)
@@ -196,8 +182,7 @@ def test_what_is_not_one_model_that_reads_all_tokens_is_refused(folder, pairs, t
     model.resize_token_embeddings(len(tokenizer))
     with pytest.raises(ValueError, match=f"has {rows} token embeddings, and this model {rows + 2}. Save the resized"):
         ContrastiveTrainer(model, args, tokenizer, pairs, peft_config=lora())
-    model.save_pretrained(tmp_path / "resized")
-    tokenizer.save_pretrained(tmp_path / "resized")
+    save(tmp_path / "resized", model, tokenizer)
     trainer = ContrastiveTrainer(tmp_path / "resized", args, train_dataset=pairs, peft_config=lora())
     trainer.train()
     trainer.save_model(str(tmp_path / "adapter"))
@@ -213,3 +198,46 @@ def test_a_sampling_strategy_works_or_is_refused(folder, pairs, tmp_path):
         for data in ({"a": pairs, "b": pairs}, IterableDataset.from_generator(lambda: iter(pairs))):
             with pytest.raises(ValueError, match=f"{strategy}' orders the rows of one data set, not a stream"):
                 ContrastiveTrainer(folder, args, train_dataset=data)
+
+
+def test_checkpoints_and_what_is_saved_have_a_record(tiny_tokenizer, tmp_path):
+    """Of as many steps as the weights have seen."""
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, **changes)
+    trainer.train()
+    trainer.save_model()
+    steps = [TrainingRecord.find(tmp_path / folder).steps for folder in ("checkpoint-1", "checkpoint-2", ".")]
+    assert steps == [1, 2, 2]
+    record = TrainingRecord.find(tmp_path)
+    assert record == trainer.record()
+    assert (record.trainer, record.objective, record.grid) == ("PublishingTrainer", "Multigranular MLM", "2,6x8,32")
+    assert (record.rows, record.batch_size, record.columns) == (16, 4, ["input_ids", "labels"])
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+def test_the_optimizers_state_is_not_pushed(tiny_tokenizer, tmp_path, strategy):
+    changes = {"push_to_hub": True, "hub_model_id": "user/model", "hub_strategy": strategy}
+    with pytest.raises(
+        ValueError,
+        match=f"hub_strategy='{strategy}' would publish the optimizer's state; legal values: end, every_save",
+    ):
+        mlm_trainer(tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, **changes)
+
+
+def test_a_run_is_not_resumed_on_other_data(tiny_tokenizer, tmp_path):
+    """Unless it says that it skips none."""
+
+    def trainer(rows, **changes):
+        made = mlm_trainer(
+            tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, save_strategy="steps", save_steps=1, **changes
+        )
+        made.train_dataset = masked_dataset(rows)
+        return made
+
+    trainer(16, max_steps=1).train()
+    checkpoint = str(tmp_path / "checkpoint-1")
+    assert trainer(16, max_steps=2).train(resume_from_checkpoint=checkpoint).global_step == 2
+    with pytest.raises(ValueError, match="checkpoint-1 was trained on other data: rows 16, now 8. Resume"):
+        trainer(8, max_steps=2).train(resume_from_checkpoint=checkpoint)
+    resumed = trainer(8, max_steps=2, ignore_data_skip=True)
+    assert resumed.train(resume_from_checkpoint=checkpoint).global_step == 2

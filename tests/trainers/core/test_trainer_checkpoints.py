@@ -1,7 +1,5 @@
 """What a training run writes, and what reads it again: resuming, the best model, adapters, a bare process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from transformers import BertForMaskedLM, BertModel, EarlyStoppingCallback, PreT
 
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers.core.checkpoints import complete_checkpoints, last_checkpoint, load_weights
+from tests.conftest import refused
 from tests.trainers.tiny_run import (
     GRID,
     WithProjector,
@@ -226,8 +225,7 @@ def test_a_checkpoint_without_the_parameters_of_the_objective_is_refused(tiny_to
 
 
 def test_the_last_complete_checkpoint_is_found(tmp_path):
-    with pytest.raises(ValueError, match="no complete checkpoint to resume from"):
-        last_checkpoint(tmp_path)
+    refused("no complete checkpoint to resume from", last_checkpoint, tmp_path)
     for step, content in ((9, "{}"), (10, "{}"), (11, '{"global_st'), (12, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         if content is not None:

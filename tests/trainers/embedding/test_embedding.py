@@ -1,7 +1,5 @@
 """What all objectives on pooled embeddings share."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 
 from m3bert.trainers import Contrastive, Espresso, Grid, Matryoshka2d, SimCSE, Starbucks
+from tests.conftest import refused
 from tests.trainers.pooled_texts import EQUAL_TEXTS, NO_NEGATIVES, TAU, batch_of, info_nce, own_texts
 from tests.trainers.tiny_run import named
 
@@ -33,8 +32,7 @@ def test_equal_texts_are_no_negatives(leaves):
 
 
 @pytest.mark.parametrize(
-    ("ids", "equal", "backwards"),
-    [(None, [], []), (OWN_TEXTS, [*EQUAL_TO_POSITIVES, (3, 8), (4, 9)], REVERSED)],
+    ("ids", "equal", "backwards"), [(None, [], []), (OWN_TEXTS, [*EQUAL_TO_POSITIVES, (3, 8), (4, 9)], REVERSED)]
 )
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_own_negatives_are_those_of_their_row_alone(leaves, ids, equal, backwards, symmetric):
@@ -54,11 +52,14 @@ def test_own_negatives_are_those_of_their_row_alone(leaves, ids, equal, backward
             torch.testing.assert_close(one, other)
 
 
-def test_own_negatives_need_hard_negatives(leaves):
-    batch = batch_of(leaves)
-    batch.texts.pop("negative")
-    with pytest.raises(ValueError, match="needs a column of hard negatives; got anchor, positive"):
-        Contrastive(Grid.parse("3x8"), own_negatives=True)(batch)
+def test_missing_negatives_are_named(leaves):
+    batch, one = (batch_of({3: [column[:rows] for column in leaves[3]]}) for rows in (5, 1))
+    objective, alone = (Contrastive(Grid.parse("3x8"), own_negatives=own) for own in (False, True))
+    objective(one)
+    for each in (batch, one):
+        each.texts.pop("negative")
+    refused("a batch of one pair without hard negatives", objective, one)
+    refused("needs a column of hard negatives; got anchor, positive", alone, batch)
 
 
 def test_a_learned_temperature(leaves):

@@ -1,14 +1,12 @@
 """An objective as a loss of sentence-transformers' own trainer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset
 
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Contrastive, Grid, NestedLoss, NestedModel
-from tests.conftest import write_modules
+from tests.conftest import refused, save
 from tests.trainers.tiny_run import quiet_model
 
 
@@ -18,10 +16,9 @@ GRID = Grid.parse("2,6x8,32")
 
 @pytest.fixture
 def model(tmp_path, tiny_tokenizer):
-    quiet_model(matryoshka_layers=[], matryoshka_dims=[]).model.save_pretrained(tmp_path / "encoder")
-    tiny_tokenizer.save_pretrained(tmp_path / "encoder")
-    write_modules(tmp_path / "encoder", width=32, max_length=24)
-    return sentence_transformers.SentenceTransformer(str(tmp_path / "encoder"), trust_remote_code=True, device="cpu")
+    plain = quiet_model(matryoshka_layers=[], matryoshka_dims=[]).model
+    folder = str(save(tmp_path / "encoder", plain, tiny_tokenizer, max_length=24))
+    return sentence_transformers.SentenceTransformer(folder, trust_remote_code=True, device="cpu")
 
 
 def test_the_loss_is_that_of_the_objective(model, sentences):
@@ -60,5 +57,4 @@ def test_their_trainer_trains_the_grid_and_saves_it(model, sentences, tmp_path):
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(model, objective, message):
-    with pytest.raises(ValueError, match=message):
-        NestedLoss(model, objective)
+    refused(message, NestedLoss, model, objective)

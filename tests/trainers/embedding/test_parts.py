@@ -1,7 +1,5 @@
 """What SIA, PIC, SCR and SIR have in common."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Candidates in a ring are candidates that are gathered: losses, gradients, masks; and memory that does not grow."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Losses on scores against loops over pairs and against sentence-transformers, in value and gradient."""
-
-from __future__ import annotations
+"""Losses on similarities against loops and sentence-transformers, and what learns from similarity distillation."""
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from m3bert.trainers.embedding.scored_losses import (
     nested_pair_products,
     score_divergence,
 )
+from m3bert.trainers.embedding.similarity import nested_cosines, nested_similarity_distillation
 from tests.conftest import assert_close
 
 
@@ -32,39 +31,6 @@ def test_products_and_cosines_are_those_of_prefixes():
         torch.testing.assert_close(cosines[row], torch.cosine_similarity(a, b))
 
 
-def test_angles_are_those_of_complex_numbers():
-    first, second = sides()
-    found = nested_pair_angles(first, second, DIMS)
-    for row, dim in enumerate(DIMS):
-        half = (dim + 1) // 2
-        for text in range(len(first)):
-            z, w = (
-                torch.complex(*torch.nn.functional.pad(side[text, :dim], (0, dim % 2)).split(half))
-                / side[text, :dim].norm()
-                for side in (first, second)
-            )
-            product = (z * w.conj()).sum()
-            torch.testing.assert_close(found[row, text], (product.real + product.imag).abs())
-
-
-def test_cosent_is_a_sum_over_ordered_pairs():
-    similarities = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
-    scores = torch.tensor([0.1, 0.5, 0.5, 0.9, 0.0, 0.1, 1.0])
-    expected = []
-    for values in similarities:
-        total = torch.ones((), dtype=torch.float64)
-        for i in range(7):
-            for j in range(7):
-                if scores[i] < scores[j]:
-                    total = total + ((values[i] - values[j]) / 0.3).exp()
-        expected.append(total.log())
-    found, expected = cosent(similarities, scores, temperature=0.3), torch.stack(expected)
-    torch.testing.assert_close(found, expected)
-    weights = torch.rand(3, dtype=torch.float64)
-    gradients = [torch.autograd.grad((its * weights).sum(), similarities)[0] for its in (found, expected)]
-    torch.testing.assert_close(*gradients)
-
-
 def test_equal_scores_and_low_precision_give_no_nan():
     similarities = torch.randn(2, 4, dtype=torch.bfloat16, requires_grad=True)
     loss = cosent(similarities, torch.ones(4), temperature=0.05)
@@ -77,10 +43,11 @@ def test_a_loss_and_its_gradient_are_those_of_sentence_transformers_at_each_dim(
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import losses
 
-    theirs = getattr(losses, loss)(library.SentenceTransformer(modules=[torch.nn.Identity()], device="cpu"))
+    model = library.SentenceTransformer(modules=[torch.nn.Identity()], device="cpu")
+    theirs = getattr(losses, loss)(model, scale=2.0)  # at which the 1 in the logarithm counts
     first, second = sides(16, torch.float32)
     scores = torch.rand(16).mul(6).round()
-    found = cosent(measure(first, second, DIMS), scores, temperature=1 / 20)
+    found = cosent(measure(first, second, DIMS), scores, temperature=1 / 2)
     for row, dim in enumerate(DIMS):
         expected = theirs.compute_loss_from_embeddings([first[:, :dim], second[:, :dim]], scores)
         assert_close(found[row], expected)
@@ -110,3 +77,45 @@ def test_the_distribution_is_that_of_the_reranker():
     for row, values in enumerate(similarities):
         wanted, has = (scores / 2).softmax(dim=1), (values / 0.2).softmax(dim=1)
         torch.testing.assert_close(found[row], (wanted * (wanted / has).log()).sum(dim=1).mean())
+
+
+PREFIXES = (2, 3, 6)
+
+
+def vectors(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tuple(torch.randn(rows, 6, dtype=dtype, requires_grad=True) for rows in (4, 4, 9))
+
+
+def test_candidates_of_the_student_learn_and_the_teacher_does_not():
+    students, teachers, candidates = vectors()
+    teacher_candidates = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
+    options = {"teacher_candidates": teacher_candidates, "temperature": 0.2}
+    losses = nested_similarity_distillation(students, teachers, candidates, PREFIXES, **options)
+    for dim, loss in zip(PREFIXES, losses, strict=True):
+        wanted = torch.cosine_similarity(teachers[:, None], teacher_candidates[None], dim=2).detach() / 0.2
+        found = torch.cosine_similarity(students[:, None, :dim], candidates[None, :, :dim], dim=2) / 0.2
+        expected = (wanted.softmax(dim=1) * (wanted.log_softmax(dim=1) - found.log_softmax(dim=1))).sum(dim=1)
+        torch.testing.assert_close(loss, expected)
+        gradients = [torch.autograd.grad(x.sum(), candidates, retain_graph=True)[0] for x in (loss, expected)]
+        torch.testing.assert_close(*gradients)
+    losses.sum().backward()
+    assert students.grad.any() and teachers.grad is None and teacher_candidates.grad is None
+
+
+def test_cosines_of_prefixes_with_a_zero_vector_are_finite():
+    students, _, candidates = vectors()
+    students = students.detach().clone()
+    students[0, :3] = 0
+    students.requires_grad_()
+    cosines = nested_cosines(students, candidates, PREFIXES)
+    assert not cosines[:2, 0].any()
+    cosines.sum().backward()
+    assert torch.isfinite(students.grad).all()
+
+
+def test_half_precision_is_compared_in_float32():
+    students, teachers, candidates = (vector.detach().bfloat16() for vector in vectors())
+    found = nested_similarity_distillation(students, teachers, candidates, PREFIXES)
+    expected = nested_similarity_distillation(students.float(), teachers.float(), candidates.float(), PREFIXES)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)

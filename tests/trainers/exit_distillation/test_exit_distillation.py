@@ -1,7 +1,5 @@
 """Exit distillation: what it learns, that the full depth stays, the default teacher, and pairs."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -14,7 +12,7 @@ from m3bert.hub_cards.native_export import export_native
 from m3bert.modeling import M3BertModel
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity, fit_exits, truncate
-from tests.conftest import assert_close, quiet, tiny_config, write_modules
+from tests.conftest import assert_close, quiet, refused, save, tiny_config
 from tests.elastic_repositories import save_elastic
 from tests.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import PLAIN_STEP, assert_same_weights, run_two
@@ -32,10 +30,7 @@ def fitted(tiny_tokenizer, tmp_path_factory):
     torch.manual_seed(5)
     model = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0)).eval()
     fit_exits(model, tiny_tokenizer, TEXTS, basis="principal")
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    write_modules(folder, width=32, max_length=48)
-    return folder
+    return save(folder, model, tiny_tokenizer, max_length=48)
 
 
 def distiller(folder, output, tokenizer, columns=None, **changes) -> ExitDistillationTrainer:
@@ -194,8 +189,7 @@ def test_pairs_mix_in_at_any_depth(fitted, tiny_tokenizer, tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused(fitted, tiny_tokenizer, tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        distiller(fitted, tmp_path, tiny_tokenizer, **changes)
+    refused(message, distiller, fitted, tmp_path, tiny_tokenizer, **changes)
 
 
 def test_a_model_without_a_folder_needs_a_teacher(tiny_tokenizer, tmp_path):

@@ -1,7 +1,5 @@
 """Divergences inside one masked-LM head, against logits that are all there at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

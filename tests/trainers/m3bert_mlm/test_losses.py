@@ -1,7 +1,5 @@
 """The nested masked-LM loss against a naive reference written here, in value and gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -42,14 +40,10 @@ def random_head(rows, vocab, width, dtype=torch.float64, bias=True):
 @pytest.mark.parametrize(
     ("rows", "vocab", "width", "dims"),
     [
-        (5, 31, 13, (1, 4, 13)),
-        (3, 31, 13, (2, 5)),
-        (1, 2, 1, (1,)),
-        (8, 47, 16, (16,)),
-        (9, 10, 4, (1, 2, 3, 4)),
+        (5, 31, 13, (1, 4, 13)), (3, 31, 13, (2, 5)), (1, 2, 1, (1,)), (8, 47, 16, (16,)), (9, 10, 4, (1, 2, 3, 4)),
         (9, 10, 4, (1, 3)),
     ],
-)
+)  # fmt: skip
 def test_nested_cross_entropy_equals_the_naive_loop(rows, vocab, width, dims, block_size, bias):
     states, weight, offset, targets = random_head(rows, vocab, width, bias=bias)
     inputs = [tensor for tensor in (states, weight, offset) if tensor is not None]

@@ -1,19 +1,11 @@
 """Matryoshka distillation as an objective and a trainer; its kernel is in losses/test_divergence.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset
 
-from m3bert.trainers import (
-    MatryoshkaDistillation,
-    MatryoshkaDistillationConfig,
-    MatryoshkaDistillationTrainer,
-    MultigranularMLM,
-    NestedModel,
-)
-from tests.conftest import assert_close, quiet
+from m3bert import trainers
+from tests.conftest import assert_close, quiet, refused
 from tests.trainers.m3bert_mlm.test_divergence import naive as naive_head
 from tests.trainers.tiny_run import (
     GRID,
@@ -57,14 +49,10 @@ def naive(model, pairs, weight, temperature, reverse):
 )
 def test_loss_and_gradients_are_those_of_whole_logits(text, pairs, direction):
     model = quiet_model()
-    objective = MatryoshkaDistillation(
-        GRID,
-        pairs=text,
-        distillation_weight=0.7,
-        distillation_temperature=2.0,
-        distillation_direction=direction,
+    objective = trainers.MatryoshkaDistillation(
+        GRID, pairs=text, distillation_weight=0.7, distillation_temperature=2.0, distillation_direction=direction
     )
-    loss = NestedModel(model, objective)(**batch())["loss"]
+    loss = trainers.NestedModel(model, objective)(**batch())["loss"]
     expected = naive(model, pairs, 0.7, 2.0, direction == "reverse")
     torch.testing.assert_close(loss, expected)
     parameters = list(model.parameters())
@@ -77,29 +65,21 @@ def test_loss_and_gradients_are_those_of_whole_logits(text, pairs, direction):
 
 
 def test_the_papers_values_are_the_defaults_and_terms_have_names():
-    objective = MatryoshkaDistillation(GRID, pairs="6x32>2x8")
+    objective = trainers.MatryoshkaDistillation(GRID, pairs="6x32>2x8")
     assert (objective.weight, objective.temperature, objective.direction) == (1.0, 1.0, "reverse")
-    terms = named(NestedModel(quiet_model(), objective)(**batch())["terms"])
+    terms = named(trainers.NestedModel(quiet_model(), objective)(**batch())["terms"])
     assert list(terms) == ["mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32", "mlm_kl_6x32>2x8"]
-    plain = NestedModel(quiet_model(), MultigranularMLM(GRID))(**batch())
+    plain = trainers.NestedModel(quiet_model(), trainers.MultigranularMLM(GRID))(**batch())
     torch.testing.assert_close(sum(terms.values()) - terms["mlm_kl_6x32>2x8"], plain["loss"])
     assert terms["mlm_kl_6x32>2x8"] > 0
 
 
-def test_an_unknown_direction_is_refused():
-    with pytest.raises(ValueError, match="distillation_direction='both' is unknown; legal values: reverse, forward"):
-        MatryoshkaDistillation(GRID, pairs="6x32>2x8", distillation_direction="both")
-
-
-def text_dataset(sentences, tokenizer) -> Dataset:
-    return Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"], "unused": list(sentences)})
-
-
-def trainer(model, tokenizer, sentences, folder, **changes) -> MatryoshkaDistillationTrainer:
+def trainer(model, tokenizer, sentences, folder, **changes) -> trainers.MatryoshkaDistillationTrainer:
     values = {"pairs": "6x32>2x8", "grid": "2,6x8,32", "max_steps": 3, "warmup_steps": 0, "learning_rate": 1e-3}
     values |= {"per_device_train_batch_size": 8, "logging_steps": 1}
-    args = MatryoshkaDistillationConfig(**quiet(folder, **{**values, **changes}))
-    return MatryoshkaDistillationTrainer(model, args, tokenizer, text_dataset(sentences, tokenizer))
+    args = trainers.MatryoshkaDistillationConfig(**quiet(folder, **{**values, **changes}))
+    texts = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"], "unused": list(sentences)})
+    return trainers.MatryoshkaDistillationTrainer(model, args, tokenizer, texts)
 
 
 def test_random_weights_are_refused_unless_told(tiny_tokenizer, sentences, tmp_path):
@@ -143,15 +123,17 @@ def test_looking_at_the_teacher_changes_nothing(tiny_tokenizer, sentences, tmp_p
     assert model.training
 
 
-def test_pairs_are_needed(tiny_tokenizer, sentences, tmp_path):
-    with pytest.raises(ValueError, match="needs pairs='teacher>student'"):
-        trainer(quiet_model(), tiny_tokenizer, sentences, tmp_path, pairs=None)
+def test_pairs_and_a_known_direction_are_needed(tiny_tokenizer, sentences, tmp_path):
+    options = {"pairs": "6x32>2x8", "distillation_direction": "both"}
+    message = "distillation_direction='both' is unknown; legal values: reverse, forward"
+    refused(message, trainers.MatryoshkaDistillation, GRID, **options)
+    refused("needs pairs='teacher>student'", trainer, quiet_model(), tiny_tokenizer, sentences, tmp_path, pairs=None)
 
 
 def step(tokenizer, folder, batch_size, **changes):
     """One step of plain gradient descent on sixteen texts whose labels are made."""
     return mlm_trainer(
-        tokenizer, folder, objective=MatryoshkaDistillation(GRID, pairs="6x32>all"),
+        tokenizer, folder, objective=trainers.MatryoshkaDistillation(GRID, pairs="6x32>all"),
         per_device_train_batch_size=batch_size, **PLAIN_STEP, **changes,
     )  # fmt: skip
 
@@ -159,10 +141,14 @@ def step(tokenizer, folder, batch_size, **changes):
 STEP_OF_TWO = """
 from tests.conftest import tiny_tokenizer
 from tests.trainers.m3bert_mlm.test_matryoshka_distillation import step
-trainer = step(tiny_tokenizer.__wrapped__(), Path(sys.argv[1]) / "two", 8, ddp_backend="gloo")
+from tests.trainers.tiny_run import assert_terms_sum_to_the_loss
+changes = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
+trainer = step(tiny_tokenizer.__wrapped__(), Path(sys.argv[1]) / "two", 4, **changes)
 assert trainer.accelerator.num_processes == 2
 trainer.train()
 trainer.save_model()
+if trainer.is_world_process_zero():
+    assert_terms_sum_to_the_loss(trainer)
 """
 
 

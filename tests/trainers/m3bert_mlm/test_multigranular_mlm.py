@@ -1,7 +1,5 @@
 """Multigranular masked-LM training."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 
@@ -14,7 +12,7 @@ from transformers import AutoTokenizer, EvalPrediction
 from m3bert.data.files import tokenize_texts
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Grid, MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer, NestedModel
-from tests.conftest import padded_batch, tiny_config
+from tests.conftest import padded_batch, quiet, tiny_config
 from tests.trainers.tiny_run import named
 
 
@@ -81,14 +79,14 @@ def test_what_is_missing_is_named(tiny_masked_lm):
         NestedModel(tiny_masked_lm, objective)(**batch)
 
 
-def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, tmp_path, quiet_arguments):
+def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, tmp_path):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask token"):
-        MultigranularMLMTrainer(tiny_masked_lm, MultigranularMLMConfig(**quiet_arguments(tmp_path)), tokenizer)
+        MultigranularMLMTrainer(tiny_masked_lm, MultigranularMLMConfig(**quiet(tmp_path)), tokenizer)
 
 
-def test_metrics_get_the_logits_of_the_full_size(tiny_tokenizer, tiny_masked_lm, sentences, tmp_path, quiet_arguments):
+def test_metrics_get_the_logits_of_the_full_size(tiny_tokenizer, tiny_masked_lm, sentences, tmp_path):
     """Their cross-entropy is the loss of the full size, over batches of different lengths."""
     seen = {}
 
@@ -98,7 +96,7 @@ def test_metrics_get_the_logits_of_the_full_size(tiny_tokenizer, tiny_masked_lm,
         return {"accuracy": (seen["logits"].argmax(-1) == seen["labels"])[kept].float().mean().item()}
 
     dataset = tokenize_texts(Dataset.from_dict({"text": sentences[:10]}), tiny_tokenizer, max_length=48)
-    args = MultigranularMLMConfig(**quiet_arguments(tmp_path, per_device_eval_batch_size=10, mlm_probability=0.5))
+    args = MultigranularMLMConfig(**quiet(tmp_path, per_device_eval_batch_size=10, mlm_probability=0.5))
     trainer = MultigranularMLMTrainer(
         tiny_masked_lm, args, tiny_tokenizer, eval_dataset=dataset, compute_metrics=accuracy
     )
@@ -114,7 +112,7 @@ def test_metrics_get_the_logits_of_the_full_size(tiny_tokenizer, tiny_masked_lm,
 
 
 @pytest.mark.parametrize("texts", ["embedded", pytest.param("wikitext", marks=pytest.mark.slow)])
-def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, quiet_arguments, request, texts):
+def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, request, texts):
     if texts == "embedded":
         tokenizer, lines = tiny_tokenizer, sentences
     else:
@@ -129,7 +127,7 @@ def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, qui
     )
     changes = {"learning_rate": 1e-2, "warmup_steps": 2, "max_steps": 16, "logging_steps": 4}
     changes |= {"mlm_probability": 0.3, "per_device_train_batch_size": 16}
-    args = MultigranularMLMConfig(**quiet_arguments(tmp_path, **changes))
+    args = MultigranularMLMConfig(**quiet(tmp_path, **changes))
     trainer = MultigranularMLMTrainer(model, args, tokenizer, dataset)
     batch = next(iter(trainer.get_train_dataloader()))
     assert set(batch) == {"input_ids", "attention_mask", "labels"}

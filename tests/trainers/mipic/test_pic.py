@@ -1,7 +1,5 @@
 """PIC as its paper says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """QAMA: what a quantizer learns, what is saved with an encoder that is frozen or trained, and resuming."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
@@ -10,26 +8,14 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel
 
+from m3bert import trainers
 from m3bert.encode.quantizer import find_quantizer
 from m3bert.hub_cards.training_record import RECORD_FILE, TrainingRecord
 from m3bert.modeling import M3BertModel, M3BertQuantizer
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.settings import EmbeddingSettings
-from m3bert.trainers import (
-    QAMA,
-    Contrastive,
-    ContrastiveConfig,
-    ContrastiveTrainer,
-    Grid,
-    Projection,
-    QAMAConfig,
-    QAMATrainer,
-    Teacher,
-    TeacherEmbeddings,
-    fit_exits,
-)
 from m3bert.trainers.qama.trainer import sample_of
-from tests.conftest import assert_close, quiet, tiny_config, write_modules
+from tests.conftest import assert_close, quiet, refused, save, tiny_config, write_modules
 from tests.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 
@@ -48,14 +34,11 @@ def published(tiny_tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("published") / "model"
     torch.manual_seed(5)
     model = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0)).eval()
-    fit_exits(model, tiny_tokenizer, TEXTS, layers=[4])
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    write_modules(folder, width=32, max_length=48)
-    return folder
+    trainers.fit_exits(model, tiny_tokenizer, TEXTS, layers=[4])
+    return save(folder, model, tiny_tokenizer, max_length=48)
 
 
-def quantizing(folder, output, tokenizer, columns=None, **changes) -> QAMATrainer:
+def quantizing(folder, output, tokenizer, columns=None, **changes) -> trainers.QAMATrainer:
     values = {
         "teacher_cache_dir": str(output.parent / "cache"),  # of all tests: most have the same texts and teacher
         "grid": "6x8,16,32",
@@ -64,8 +47,8 @@ def quantizing(folder, output, tokenizer, columns=None, **changes) -> QAMATraine
         "max_steps": 3,
         "logging_steps": 1,
     }
-    args = QAMAConfig(**quiet(output / "run", **{**values, **changes}))
-    return QAMATrainer(
+    args = trainers.QAMAConfig(**quiet(output / "run", **{**values, **changes}))
+    return trainers.QAMATrainer(
         AutoModel.from_pretrained(folder), args, tokenizer, Dataset.from_dict(columns or {"text": TEXTS})
     )
 
@@ -96,14 +79,14 @@ def structured(rows: int, generator: torch.Generator) -> torch.Tensor:
 def test_codes_agree_better_with_embeddings_after_training(tiny_tokenizer, tmp_path, skip, quantized_gradient, left):
     """Those of embeddings that were not trained on, at half and full width."""
     generator, texts = torch.Generator().manual_seed(3), list(dict.fromkeys(random_texts(1200)))
-    teacher = TeacherEmbeddings.write(texts, structured(len(texts), generator), tmp_path / "teacher.npy")
-    args = QAMAConfig(**quiet(
+    teacher = trainers.TeacherEmbeddings.write(texts, structured(len(texts), generator), tmp_path / "teacher.npy")
+    args = trainers.QAMAConfig(**quiet(
         tmp_path, grid="6x8,16,32", max_steps=50, per_device_train_batch_size=64, learning_rate=3e-3,
         quantizer_config={"skip": skip, "intermediate_size": 64}, quantized_gradient=quantized_gradient,
         logging_steps=1,
     ))  # fmt: skip
     dataset = Dataset.from_dict({"text": texts})
-    trainer = QAMATrainer(M3BertModel(tiny_config()), args, tiny_tokenizer, dataset, teacher=teacher)
+    trainer = trainers.QAMATrainer(M3BertModel(tiny_config()), args, tiny_tokenizer, dataset, teacher=teacher)
     held_out = structured(300, generator)
     before = {dim: disagreement(trainer.quantizer, held_out, dim) for dim in (16, 32)}
     trainer.train()
@@ -186,7 +169,7 @@ def test_a_frozen_encoder_keeps_its_record(published, tiny_tokenizer, tmp_path, 
     shutil.copytree(published, folder)
     if earlier:
         record = quantizing(published, tmp_path, tiny_tokenizer).record()
-        record.objective, record.steps = Contrastive.title, 70
+        record.objective, record.steps = trainers.Contrastive.title, 70
         record.save(folder)
     trainer = quantizing(folder, tmp_path, tiny_tokenizer)
     trainer.train()
@@ -197,7 +180,9 @@ def test_a_frozen_encoder_keeps_its_record(published, tiny_tokenizer, tmp_path, 
         assert (folder / RECORD_FILE).read_text() == (tmp_path / "saved" / RECORD_FILE).read_text()
         for _ in range(2):
             trainer.save_model(str(folder))
-            assert TrainingRecord.find(folder).objective == Contrastive.title, "also over the folder of the model"
+            assert TrainingRecord.find(folder).objective == trainers.Contrastive.title, (
+                "also over the folder of the model"
+            )
     own = TrainingRecord.find(tmp_path / "saved" / "quantizer")
     assert (own.objective, own.trainer, own.steps, own.grid) == ("QAMA", "QAMATrainer", 3, "6x8,16,32")
     (part,) = own.parts
@@ -206,15 +191,9 @@ def test_a_frozen_encoder_keeps_its_record(published, tiny_tokenizer, tmp_path, 
 
 def test_end_to_end_trains_the_encoder_with_the_quantizer(published, tiny_tokenizer, tmp_path):
     trainer = quantizing(
-        published,
-        tmp_path,
-        tiny_tokenizer,
-        frozen=False,
-        grid="4,6x16,32",
-        max_steps=12,
-        learning_rate=1e-3,
+        published, tmp_path, tiny_tokenizer, frozen=False, grid="4,6x16,32", max_steps=12, learning_rate=1e-3,
         quantized_gradient=True,
-    )
+    )  # fmt: skip
     quantizer = {name: value.clone() for name, value in trainer.quantizer.named_parameters()}
     encoder = {name: value.clone() for name, value in trainer.backbone.named_parameters()}
     trainer.train()
@@ -249,11 +228,13 @@ def test_the_default_grid_halves_the_width_and_the_default_teacher_is_the_model(
     grids = {32: "6x32", 96: "6x48,96", 384: "6x48,96,192,384", 100: "6x50,100"}
     for width, grid in grids.items():
         config = tiny_config(hidden_size=width, matryoshka_dims=[])
-        assert str(QAMAConfig(**quiet(tmp_path)).grid_for(config)) == grid
+        assert str(trainers.QAMAConfig(**quiet(tmp_path)).grid_for(config)) == grid
     trainer = quantizing(published, tmp_path, tiny_tokenizer)
     expected = pooled(AutoModel.from_pretrained(published), tiny_tokenizer, TEXTS[:5], [6])[6]
     torch.testing.assert_close(trainer.teacher.of(TEXTS[:5]), expected.float(), atol=1e-5, rtol=1e-5)
-    assert isinstance(trainer.nested.objective, QAMA) and trainer.nested.objective.grid == Grid.parse("6x8,16,32")
+    assert isinstance(
+        trainer.nested.objective, trainers.QAMA
+    ) and trainer.nested.objective.grid == trainers.Grid.parse("6x8,16,32")
 
 
 @pytest.mark.parametrize(
@@ -266,8 +247,7 @@ def test_the_default_grid_halves_the_width_and_the_default_teacher_is_the_model(
     ],
 )
 def test_what_does_not_fit_is_refused(published, tiny_tokenizer, tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        quantizing(published, tmp_path, tiny_tokenizer, **changes)
+    refused(message, quantizing, published, tmp_path, tiny_tokenizer, **changes)
 
 
 def test_a_teacher_of_another_width_is_refused(published, encoder_folder, tiny_tokenizer, tmp_path):
@@ -282,11 +262,10 @@ def test_a_frozen_encoder_must_be_what_its_folder_has(published, tiny_tokenizer,
     arguments = quiet(tmp_path, teacher_cache_dir=str(tmp_path / "cache"), **changes)
     cut = AutoModel.from_pretrained(published, output_layer=4)
     with pytest.raises(ValueError, match="The frozen encoder has the size 4x32, but .* was saved with 6x32: save"):
-        QAMATrainer(cut, QAMAConfig(**arguments), tiny_tokenizer, dataset)
-    cut.save_pretrained(tmp_path / "cut")
-    tiny_tokenizer.save_pretrained(tmp_path / "cut")
+        trainers.QAMATrainer(cut, trainers.QAMAConfig(**arguments), tiny_tokenizer, dataset)
+    save(tmp_path / "cut", cut, tiny_tokenizer)
     model = AutoModel.from_pretrained(tmp_path / "cut")
-    trainer = QAMATrainer(model, QAMAConfig(**arguments), tiny_tokenizer, dataset)
+    trainer = trainers.QAMATrainer(model, trainers.QAMAConfig(**arguments), tiny_tokenizer, dataset)
     trainer.train()
     assert trainer.quantizer.config.layers == [4]
 
@@ -294,9 +273,7 @@ def test_a_frozen_encoder_must_be_what_its_folder_has(published, tiny_tokenizer,
 def test_a_frozen_encoder_keeps_its_published_settings(tiny_tokenizer, tmp_path):
     """Pooling, prompts and length, also after training."""
     folder = tmp_path / "model"
-    M3BertModel(tiny_config()).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    write_modules(folder, width=32, max_length=9, pooling="cls", prompts={"query": "ask: "})
+    save(folder, M3BertModel(tiny_config()), tiny_tokenizer, max_length=9, pooling="cls", prompts={"query": "ask: "})
     trainer = quantizing(folder, tmp_path, tiny_tokenizer, max_length=None)
     expected = SentenceTransformer(str(folder)).encode(TEXTS[:5])
     np.testing.assert_allclose(trainer.teacher.of(TEXTS[:5]).numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -311,7 +288,7 @@ def test_a_frozen_encoder_keeps_its_published_settings(tiny_tokenizer, tmp_path)
     [
         ({"pooling": "cls"}, "pooling='cls', which a frozen encoder keeps"),
         ({"max_length": 9}, "max_length=9, which a frozen encoder keeps"),
-        ({"projection": Projection(32, 32)}, "QAMAConfig trains no projection"),
+        ({"projection": trainers.Projection(32, 32)}, "QAMAConfig trains no projection"),
     ],
 )
 def test_settings_that_a_frozen_encoder_cannot_take_are_refused(
@@ -319,17 +296,15 @@ def test_settings_that_a_frozen_encoder_cannot_take_are_refused(
 ):
     folder = shutil.copytree(published, tmp_path / "model")
     write_modules(folder, **{"width": 32, "max_length": 48, **settings})
-    with pytest.raises(ValueError, match=message):
-        quantizing(folder, tmp_path, tiny_tokenizer, pooling="mean", max_length=48)
+    refused(message, quantizing, folder, tmp_path, tiny_tokenizer, pooling="mean", max_length=48)
 
 
 def test_the_default_teacher_has_the_pooling_of_the_run(tiny_tokenizer, tmp_path):
     """A folder without modules would be read with the mean."""
     model = M3BertModel(tiny_config())
-    model.save_pretrained(tmp_path / "plain")
-    tiny_tokenizer.save_pretrained(tmp_path / "plain")
+    save(tmp_path / "plain", model, tiny_tokenizer)
     trainer = quantizing(tmp_path / "plain", tmp_path, tiny_tokenizer, pooling="cls")
-    expected = Teacher(str(tmp_path / "plain"), pooling="cls", max_length=48).embed(TEXTS, tmp_path / "other")
+    expected = trainers.Teacher(str(tmp_path / "plain"), pooling="cls", max_length=48).embed(TEXTS, tmp_path / "other")
     torch.testing.assert_close(trainer.teacher.of(TEXTS[:5]), expected.of(TEXTS[:5]))
 
 
@@ -347,8 +322,8 @@ def test_other_training_says_that_the_quantizer_is_left_out(published, tiny_toke
     quantized.train()
     quantized.save_model(str(tmp_path / "quantized"))
     pairs = Dataset.from_dict({"anchor": TEXTS[:8], "positive": TEXTS[8:16]})
-    args = ContrastiveConfig(**quiet(tmp_path / "out", grid="6x32", per_device_train_batch_size=8))
+    args = trainers.ContrastiveConfig(**quiet(tmp_path / "out", grid="6x32", per_device_train_batch_size=8))
     for folder, said in ((published, False), (tmp_path / "quantized", True)):
         caplog.clear()
-        ContrastiveTrainer(folder, args, train_dataset=pairs)
+        trainers.ContrastiveTrainer(folder, args, train_dataset=pairs)
         assert ("has a quantizer that fits its embeddings" in caplog.text) == said
