@@ -8,7 +8,7 @@ from scipy.linalg import orthogonal_procrustes
 from m3bert.exits.ridge import Regression, apply_affine
 from m3bert.exits.space_map import Method, PairSums, SpaceMap
 from m3bert.exits.sums import share_of_nearest
-from tests.exits.test_ridge import naive_ridge
+from tests.exits.test_fit import naive_ridge
 
 
 def pairs(count: int, inputs: int = 12, targets: int = 12, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +38,7 @@ def test_a_map_is_the_ridge_regression_of_what_the_rotation_leaves(targets):
     turned = apply_affine(sums.rotation, rows)
     for prior in (turned, torch.zeros_like(turned)):
         affine = sums.fit(Method(rotation=prior is turned, penalty=0.3, matched=False))
-        torch.testing.assert_close(apply_affine(affine, rows), prior + naive_ridge(rows, goal - prior, 0.3))
+        torch.testing.assert_close(apply_affine(affine, rows), prior + naive_ridge(rows, goal - prior, 0.3)(rows))
     matched = apply_affine(sums.fit(Method(rotation=True, penalty=0.3, matched=True)), rows)
     axes = torch.linalg.eigh(torch.cov(goal.T))[1]
     torch.testing.assert_close((matched @ axes).var(dim=0)[-5:], (goal @ axes).var(dim=0)[-5:])
