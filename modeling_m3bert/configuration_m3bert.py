@@ -98,7 +98,7 @@ class M3BertConfig(PreTrainedConfig):
         source_layers (`list[int]`, *optional*): The layers of that encoder that the model was made of, counted from 1,
             if they were chosen. `None` means the first ones.
         output_layer (`int`, *optional*): Output layer. Models are built with this many layers. `None` means the last.
-            0 is legal if there is a static table, which it is.
+            0 selects the static table, if there is one.
         output_dim (`int`, *optional*): Number of dimensions to return. `None` means all.
 
     Raises:

@@ -19,7 +19,7 @@ from ..utils.help_texts import did_you_mean
 
 
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
-BOOLEANS = ("True", "False", "true", "false", "1", "0")
+BOOLEANS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
 SIZE_FOLDERS = ("[0-9]*-layers", "table")  # of an export of several sizes
 
 
@@ -62,10 +62,10 @@ def parse_options(
     for name, values in positionals.items():
         parser.add_argument(name, **values)
     parser.set_defaults(**(defaults or {}))
-    if positionals:  # which a flag in front would read as its value
+    if positionals:  # `--overwrite SOURCE` is a flag and an argument, not a flag with the value SOURCE
         flags = {f"__{field.name}" for each in classes for field in fields(each) if field.type in (bool, "bool")}
         arguments = [
-            f"{word}=True" if word.replace("-", "_") in flags and following not in BOOLEANS else word
+            f"{word}=True" if word.replace("-", "_") in flags and following.lower() not in BOOLEANS else word
             for word, following in zip(arguments, [*arguments[1:], ""], strict=True)
         ]
     *objects, words = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)

@@ -146,7 +146,9 @@ def teacher_of(options: ExitArguments, compute: ComputeArguments) -> Embed | Non
 
 def report(fitted: Fitted) -> str:
     """The depths of a fit as a table, with a bar for the retrieval that each keeps."""
-    fit = fitted.record
+    from ..modeling.configuration_elastic import Elasticity
+
+    fit, spec = fitted.record, Elasticity.of(fitted.model.base_model.config)
     pooling = "a vector per token" if fit.pooling is None else f"pooling: {fit.pooling}"
     lines = [f"Fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, {pooling}).", ""]
     lines += [f"{'depth':>5}  {'layers':<22} {'exit reads':<20} {'retrieval kept':<22} {'ms per query':>12}"]
@@ -156,7 +158,7 @@ def report(fitted: Fitted) -> str:
         reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
         if depth in fit.paths:
             layers = ",".join(map(str, fit.paths[depth].layers))
-        if depth not in fit.layers:
+        if depth not in spec.exits:
             reads = "no exit"
         bar = "█" * round(10 * share)
         lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {share:>6.1%} {milliseconds:>17.1f}")

@@ -69,6 +69,8 @@ def main(arguments: list[str]) -> None:
     )
     if not place.checkpoint.is_dir():
         raise ValueError(f"{place.checkpoint} is not a folder: name the folder of a checkpoint.")
+    if given.output_dir is not None and given.output_dir.exists():
+        raise ValueError(f"--output_dir {given.output_dir} exists: name a new folder.")
     size = None if given.granularity is None else Granularity.parse(given.granularity)
     graphs = tuple(Granularity.parse(size) for size in given.onnx)
     results = GridResults.load(given.results) if given.results is not None else None

@@ -75,6 +75,8 @@ def load_class(file: Path, name: str) -> type:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise ValueError(f"{file} defines no {name}.")
     return getattr(module, name)
 
 

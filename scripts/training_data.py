@@ -69,8 +69,9 @@ def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation
     from ..data.files import load_files, tokenize_texts
     from ..data.languages import mix_languages
 
-    if data.language_exponent is not None and data.prepared_data is None:
-        parts = [load_files([file]) for file in (data.eval_files if evaluation else data.train_files) or ()]
+    files = data.eval_files if evaluation else data.train_files
+    if data.language_exponent is not None and data.prepared_data is None and files:
+        parts = [load_files([file]) for file in files]
     else:
         parts = [read_data(data, evaluation=evaluation)]
     tokenized = [

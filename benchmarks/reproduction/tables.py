@@ -278,9 +278,12 @@ def paths_decoder() -> str:
     return titled(content, markdown(header, rows))
 
 
+EACH = (500, 5000)  # pairs of the rows of one direction
+
+
 def join() -> str:
     """What queries of one encoder keep of an index of another, by the map and its pairs: over all directions, and in
-    each one."""
+    each one for some numbers of pairs."""
     content = results("join")
     tests = content["settings"]["collections"]
     runs = [run.split(", ") for run in content["scores"] if "," in run]  # direction, pairs, method
@@ -299,16 +302,9 @@ def join() -> str:
             same.append(mean_of(content, run, tests, "top ten"))
         return f"{share(part, whole)}% / {percent(mean(same))}"
 
-    rows = [[f"{pairs:,}", *(shares(pairs, method, *directions) for method in methods)] for pairs in sizes]
-    each = [
-        [name, f"{pairs:,}", *(shares(pairs, method, name) for method in methods)]
-        for name in directions
-        for pairs in sizes
-    ]
-    if len(directions) > 1:
-        rows = [["all", *row] for row in rows] + each
-    else:
-        rows = [[*directions, *row] for row in rows]
+    rows = [["all", f"{pairs:,}", *(shares(pairs, method, *directions) for method in methods)] for pairs in sizes]
+    for name in directions:
+        rows += [[name, f"{pairs:,}", *(shares(pairs, method, name) for method in methods)] for pairs in EACH]
     options = f" --collections {' '.join(tests)}"
     return titled(content, markdown(["queries to index", "pairs", *methods], rows), options)
 

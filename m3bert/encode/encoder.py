@@ -121,8 +121,8 @@ class GridEncoder:
         **changes: Any,
     ) -> GridEncoder:
         """
-        Load an encoder with the settings that it was published with: at the full size it embeds as
-        `SentenceTransformer` does.
+        Load an encoder with the settings that it was published with: at the full size it embeds queries and documents
+        as `encode_query` and `encode_document` of `SentenceTransformer` do.
 
         Args:
             name_or_path (`str`): Folder or Hub id.
@@ -251,8 +251,10 @@ class GridEncoder:
             description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
         Raises:
-            ValueError: if the folder has other embeddings.
+            ValueError: if the folder has other embeddings, or `texts` is one text.
         """
+        if isinstance(texts, str):
+            raise ValueError("texts must be a list of texts, and is a single one: pass [text].")
         prompt = self.prompt_of(role)
         texts = [prompt + text for text in texts]
         grid = self.encoded_grid

@@ -23,7 +23,7 @@ def cost_of(plan: FitPlan, raw: RawStates, texts: TokenizedTexts) -> str:
     rows = len(raw.tokenizer) if plan.options.static else 0
     cost = float((texts.tokens + 4 * rows) * last)  # in tokens and layers
     if depths:
-        lists = sum(len(candidates_of(depth, last)) for depth in depths) * LISTS
+        lists = sum(len(candidates_of(depth, last)) for depth in plan.chosen) * LISTS
         cost += texts.tokens * min(1, REFIT_TEXTS / count) * (last + GRAM_LAYERS * (last / 4 + len(depths)))
         cost += SPAN_TOKENS * min(count, PATH_TEXTS) * QUERIES * lists * last
     ids = [text.ids for text in next(iter(texts), [])[:64]]

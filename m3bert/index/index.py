@@ -38,9 +38,7 @@ OLDER_VERSIONS = (2, 3)
 Manifest = dict[str, Any]  # content of the file
 MANIFEST = "index.json"
 CORPUS = ("text_column", "id_column", "separator", "metadata_columns")  # how documents are read, also additions
-UNFINISHED: Manifest = {
-    **{"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None}
-}
+UNFINISHED = {"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None}
 
 
 class Index:
@@ -221,12 +219,14 @@ class Index:
             `list[list[Hit]]`: documents per query, best first.
 
         Raises:
-            ValueError: if the index is not finished, `k` is below 1, or a column is unknown or of another type.
+            ValueError: if the index is not finished or has no encoder, `k` is below 1, `queries` is a single text, or
+                a column is unknown or of another type.
         """
         if k < 1:
             raise ValueError(f"k={k} must be at least 1.")
-        assert self.encoder is not None, "open the index with an encoder"
-        committed = self._committed()
+        if isinstance(queries, str):
+            raise ValueError("queries must be a list of texts, and is a single one: pass [query].")
+        encoder, committed = self._encoder(), self._committed()
         filters: dict[str, Any] = {}
         for name, values in (where or {}).items():
             filters[name] = values if isinstance(values, list | tuple) else [values]
@@ -235,8 +235,14 @@ class Index:
                 raise ValueError(f"Cannot filter by {name}={values!r}; columns: {dict(self.layout.columns)}.")
         if not all(filters.values()):  # a column of which no value passes
             return [[] for _ in queries]
-        embeddings = self.encoder.encode(list(queries), role="query").require_finite()
+        embeddings = encoder.encode(list(queries), role="query").require_finite()
         return self.engine.search(embeddings.widest(self.plan.query.layer), k, filters, committed)
+
+    def _encoder(self) -> GridEncoder:
+        """The encoder. ValueError if the index was opened without one."""
+        if self.encoder is None:
+            raise ValueError(f"The index {self.folder} was opened without an encoder: Index.open(folder, encoder).")
+        return self.encoder
 
     def _finished_manifest(self) -> Manifest:
         """The manifest, which another process may have changed. ValueError if its index cannot be used here."""
@@ -281,10 +287,9 @@ class Index:
 
     def _batches(self, rows: Rows, survey: Survey, bar: tqdm) -> Iterator[Batch]:
         """The documents in chunks, with their vectors."""
-        assert self.encoder is not None, "open the index with an encoder"
-        key = rows.first
+        encoder, key = self._encoder(), rows.first
         for chunk, digest in rows.chunks():  # noqa: B007  # the last one is of all documents
-            vectors = embedded(self.encoder, self.plan, chunk)
+            vectors = embedded(encoder, self.plan, chunk)
             keys = np.arange(len(chunk), dtype=np.int64) + key
             yield Batch(keys, chunk, *(coder.pack(vectors) for coder in self.layout.coders.values()))
             key += len(chunk)

@@ -313,3 +313,13 @@ def test_folders_of_others_are_left_alone(tmp_path, encoder, corpus, engine):
         Index.build(tmp_path / "photos", engine, Plan(Granularity(6, 32)), encoder, corpus)
     assert os.listdir(tmp_path / "photos") == ["cat.jpg"]
     refused("holds no index: it has no index.json", Index.open, tmp_path / "photos")
+
+
+def test_a_single_text_is_no_list_of_texts_and_a_search_needs_an_encoder(tmp_path, encoder, corpus, sentences):
+    refused("texts must be a list of texts", encoder.encode, "a text")
+    with Index.build(tmp_path / "index", INSTALLED[0], Plan(Granularity(6, 32)), encoder, corpus) as index:
+        refused("queries must be a list of texts", index.search, "a question")
+    more = Corpus([write(tmp_path / "more.jsonl", sentences, 1000)])
+    with Index.open(tmp_path / "index") as index:
+        refused("was opened without an encoder", index.search, ["a question"])
+        refused("was opened without an encoder", index.add, more)
