@@ -48,8 +48,10 @@ MISTAKES = {
     "embed --files missing.jsonl": "missing.jsonl: No such file or directory",
     "embed --files pairs.jsonl": "pairs.jsonl lacks the column(s) text (--text_column names another); it has ",
     f"index plan.json --files pairs.jsonl --vector_store faiss {OUT}": "plan.json: No such file or directory",
+    "index trained --add pairs.jsonl --files pairs.jsonl": "--files is for building an index: omit it with --add and ",
     "search folder question": "folder/index.json: No such file or directory",
     "push folder user/model": "folder is not a folder: name the folder of a checkpoint",
+    "push trained user/model --output_dir trained": "--output_dir trained exists: name a new folder",
     "export --granularity 9y": "'9y' is not a grid. Write layers x dims",
 }
 

@@ -238,11 +238,13 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     if hooks is not None and not torch.compiler.is_compiling():
         hooks.maybe_install_capturing_hooks(model)
     new = replaced(model, {name: nn.ModuleList(modules or [all_layers[layer - 1] for layer in layers])})
-    new.config, node = config, new
-    for step in name.split(".")[:-1]:
-        node = node.get_submodule(step)
-        if "config" in node.__dict__:
-            node.config = config
+    new.config = config
+    path, _, _ = name.rpartition(".")
+    while path:  # the modules around the list, which are copies, too
+        module = new.get_submodule(path)
+        if "config" in vars(module):
+            module.config = config
+        path, _, _ = path.rpartition(".")
     return new
 
 
@@ -553,7 +555,7 @@ class ElasticMixin(_Model):
         return (model, info) if output_loading_info else model
 
     def _finish_loading(self) -> None:
-        """Make the model of its size of what the library has read, once."""
+        """Reduce the model that the library has read to its size. A second call does nothing."""
         encoder: Any = self.base_model
         loading: Loading | None = vars(encoder).pop("loading", None)
         if loading is None:
@@ -563,7 +565,9 @@ class ElasticMixin(_Model):
         size, spec = loading.size, Elasticity.of(encoder.config)
         if not size.is_whole:
             spec = spec.of_depths([size.depth])
-            encoder._number_layers(loading)
+            if size.depth > 0:
+                encoder._number_layers(loading.layers)
+            encoder._cut_config(size.depth)
             for model in (self, encoder):
                 if ignored := model._keys_to_ignore_on_load_unexpected:
                     rest = [pattern for pattern in ignored if pattern != loading.left_out]
@@ -596,20 +600,22 @@ class ElasticMixin(_Model):
         kind = list if ignored is None else type(ignored)  # a set, since transformers 5.12
         self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), loading.left_out])
 
-    def _number_layers(self, loading: Loading) -> None:
-        """Number the layers that run as a native model of them does. Its config remembers the source's."""
+    def _number_layers(self, name: str) -> None:
+        """Number the layers of the list of this name that are there as a native model of them does."""
+        path, _, leaf = name.rpartition(".")
+        running = nn.ModuleList(self.get_submodule(name).children())
+        setattr(self.get_submodule(path), leaf, running)
+        for place, layer in enumerate(running):
+            for module in layer.modules():
+                if "layer_idx" in vars(module):  # of its keys and values in a cache
+                    vars(module)["layer_idx"] = place
+
+    def _cut_config(self, depth: int) -> None:
+        """Make the config that of a native model of a depth. It remembers what the source has."""
         config, whole = self.config, self.config.num_hidden_layers
-        if loading.size.depth > 0:
-            path, _, leaf = loading.layers.rpartition(".")
-            running = nn.ModuleList(self.get_submodule(loading.layers).children())
-            setattr(self.get_submodule(path), leaf, running)
-            for place, layer in enumerate(running):
-                for module in layer.modules():
-                    if "layer_idx" in vars(module):  # of its keys and values in a cache
-                        vars(module)["layer_idx"] = place
         names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
         source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
-        cut_config(config, loading.size.depth)
+        cut_config(config, depth)
         if self.made_of and config.elastic:
             config.elastic["source"] = source
         for module in self.modules():  # some have a copy of the config
@@ -651,8 +657,8 @@ class ElasticMixin(_Model):
         """
         As [`~transformers.PreTrainedModel.save_pretrained`], with exits, paths and table, this code, and, of an
         encoder, the settings of sentence-transformers that it was loaded with. A size gives the same vectors when it
-        is loaded again. The table becomes float16 unless `exact`, with which training resumes exactly. Of a model with
-        an adapter, the adapter alone is saved, with the size that it was trained at.
+        is loaded again. The table becomes float16 unless `exact`, with which training resumes exactly. If the
+        model has an adapter, only the adapter is saved, with the size that it was trained at.
         """
         folder = Path(save_directory)
         if push_to_hub:

@@ -440,7 +440,8 @@ class M3BertClassifier(M3BertHead):
         """Logits `(batch, num_labels)` of the pooled hidden states `(batch, tokens, dim)` of each text. Without a
         mask, all tokens are real."""
         if self.config.classifier_pooling == "cls":
-            pooled = states[:, 0]
+            first = 0 if attention_mask is None else attention_mask.to(torch.int8).argmax(dim=1)  # padding may be left
+            pooled = states[torch.arange(len(states), device=states.device), first]
         elif attention_mask is None:
             pooled = states.mean(dim=1)
         else:

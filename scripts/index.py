@@ -114,6 +114,9 @@ def main(arguments: list[str]) -> None:
     }
     options, encoding, place = parse_options((IndexArguments, EncoderArguments), __doc__, arguments, plan=plan)
     if options.add or options.delete:
+        of_build = [name for name in vars(options) if name not in ("add", "delete")]
+        if clash := [name for name in of_build if getattr(options, name) != getattr(IndexArguments(), name)]:
+            raise ValueError(f"--{clash[0]} is for building an index: omit it with --add and --delete.")
         change(place.plan, encoding, options)
     else:
         build(place.plan, encoding, options)

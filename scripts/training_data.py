@@ -74,6 +74,8 @@ def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation
         parts = [load_files([file]) for file in files]
     else:
         parts = [read_data(data, evaluation=evaluation)]
+        if isinstance(parts[0], dict):
+            raise ValueError(f"{' '.join(files or ())}: NAME=FILE is for pairs; masked LMs take files without a name.")
     tokenized = [
         tokenize_texts(part, tokenizer, column=data.text_column, max_length=args.max_length)
         for part in parts

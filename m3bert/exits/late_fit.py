@@ -15,7 +15,7 @@ from .late import DOCUMENTS, MaxSim
 from .passes import RawStates, TextPasses
 from .plan import FitPlan
 from .record import ExitFit
-from .solve import refitted
+from .solve import choose_and_refit
 from .tokenized_texts import TokenizedTexts
 
 
@@ -39,7 +39,7 @@ def fit_late(
     }
     parts = KeptParts(options.cache_dir, identity, encoder.device)
     max_sim = MaxSim.of(raw, [text.text for group in passes.sampled(DOCUMENTS) for text in group])
-    choices, paths = refitted(plan, passes, parts, max_sim)
+    choices, paths = choose_and_refit(plan, passes, parts, max_sim)
     measures = max_sim.measured({depth: (path.fit.layers, path.tensors) for depth, path in paths.items()})
     fit = ExitFit(
         layers={},

@@ -69,18 +69,18 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
     fitted: dict[int, RefittedPath] = {}
     if plan.chosen or plan.paths:
         centring = Centring.of(encoded.passes.raw, queries, _after_last(plan, encoded, maps, last_exit))
-        choices, refits = refitted(plan, encoded.passes, encoded.parts, centring)
+        choices, refits = choose_and_refit(plan, encoded.passes, encoded.parts, centring)
         fitted = centring.centred(refits)
     return Solution(maps, last_exit, fitted, choices, queries)
 
 
-def refitted(
+def choose_and_refit(
     plan: FitPlan, passes: TextPasses, parts: KeptParts, measuring: Centring | MaxSim
 ) -> tuple[dict[int, Choice], dict[int, RefittedPath]]:
     """Depth -> what its layers were compared with, and depth -> its path, for all paths of a plan."""
     raw, paths = passes.raw, plan.paths
     choices: dict[int, Choice] = {}
-    texts, label = passes.sampled(REFIT_TEXTS), plan.options.description and "Refitting layers"
+    texts, label = passes.sampled(REFIT_TEXTS), None if plan.options.description is None else "Refitting layers"
     if plan.chosen:
         choices = parts(
             "choice",

@@ -245,11 +245,16 @@ def test_every_class_returns_hidden_states_and_attentions_on_request(model_class
     assert plain.hidden_states is None and plain.attentions is None
 
 
+@pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_sequence_classification_ignores_padding(pooling):
-    model = M3BertForSequenceClassification(tiny_config(classifier_pooling=pooling)).eval()
+def test_sequence_classification_ignores_padding(pooling, left):
+    positions = "rope" if left else "absolute"
+    config = tiny_config(classifier_pooling=pooling, position_embedding_type=positions)
+    model = M3BertForSequenceClassification(config).eval()
     batch = padded_batch(lengths=(7, 3))
     alone = {name: value[1:, :3] for name, value in batch.items()}
+    if left:
+        batch = {name: torch.stack([value[0], value[1].roll(4)]) for name, value in batch.items()}
     torch.testing.assert_close(model(**batch).logits[1:], model(**alone).logits, atol=1e-5, rtol=1e-5)
 
 

@@ -10,6 +10,8 @@ import torch
 from peft import PeftModel
 
 from m3bert.commands import train
+from m3bert.commands.train import load_class
+from m3bert.commands.training_data import DataArguments, masked_lm_data
 from m3bert.encode.quantizer import find_quantizer
 from m3bert.hub_cards.training_record import TrainingRecord
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
@@ -204,3 +206,14 @@ def test_the_checkpoint_to_resume_from(tmp_path):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     (tmp_path / "checkpoint-200").mkdir()  # being written
     assert found("true") == found("auto") == str(tmp_path / "checkpoint-100")
+
+
+def test_named_files_are_for_pairs(text_files):
+    data = DataArguments(train_files=[f"english={text_files / 'en.txt'}"])
+    refused("NAME=FILE is for pairs", masked_lm_data, data, None, None, evaluation=False)
+
+
+def test_a_class_must_be_in_its_file(tmp_path):
+    (tmp_path / "mine.py").write_text("class Mine: ...\n")
+    assert load_class(tmp_path / "mine.py", "Mine").__name__ == "Mine"
+    refused("mine.py defines no Typo", load_class, tmp_path / "mine.py", "Typo")
