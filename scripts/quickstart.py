@@ -60,7 +60,7 @@ DIMS = (32, 64, 128)  # below the full width
 MAX_LENGTH = 128  # tokens per held-out text
 SHORT_LENGTH = 64  # tokens per text in the fit, in training and in the index
 BATCH_SIZE = 64
-OUTPUT_DIR = Path("runs/quickstart")
+OUTPUT_DIR, MARK = Path("runs/quickstart"), ".quickstart"
 FOUND = 3  # documents that answer a question
 QUESTIONS = [
     "how do I delete a directory tree",
@@ -259,6 +259,14 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
     )
 
 
+def claim(folder: Path) -> None:
+    """Mark a folder as that of a quickstart. ValueError if it holds a model of another command."""
+    if folder != OUTPUT_DIR and (folder / "model").exists() and not (folder / MARK).is_file():
+        raise ValueError(f"{folder / 'model'} is not of a quickstart: name another --output_dir.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+
+
 def run(options: QuickstartArguments, compute: ComputeArguments) -> None:
     base = options.model_name_or_path or default_base()
     require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
@@ -325,4 +333,5 @@ def main(arguments: list[str]) -> None:
     if options.query:
         ask(options.output_dir, options.query, compute)
     else:
+        claim(options.output_dir)
         run(options, compute)

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertModel
 
 from m3bert.commands import quickstart
 from m3bert.data.stdlib_docs import split_by_module, stdlib_pairs
+from tests.conftest import refused
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,3 +62,9 @@ def test_a_fast_run_ends_with_the_fit(tiny_tokenizer, tmp_path, monkeypatch):
     assert results["steps"] == 0 and "trained" not in results["granularities"]["3x32"]
     same = "model.safetensors"
     assert (run / "model" / same).read_bytes() == (tmp_path / "source" / same).read_bytes()
+
+
+def test_the_model_of_another_command_stays(tmp_path):
+    (tmp_path / "model").mkdir()
+    refused("model is not of a quickstart", quickstart.main, ["--model", "none", "--output_dir", str(tmp_path)])
+    assert [*tmp_path.iterdir()] == [tmp_path / "model"]
