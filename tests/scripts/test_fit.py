@@ -70,6 +70,16 @@ def contents(folder: Path) -> dict[str, object]:
     return {str(file.relative_to(folder)): read.get(file.suffix, Path.read_bytes)(file) for file in files}
 
 
+@pytest.mark.parametrize(("basis", "reads"), [("last_layer", "no exit"), ("principal", "hidden state")])
+def test_the_report_says_whether_a_path_has_an_exit(source, files, tmp_path, capsys, basis, reads):
+    fit([source, str(tmp_path / "out"), "--files", files[0], "--depths", "1,3", "--basis", basis])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    exits = {row[0]: " ".join(row[2:4]) for row in rows if row[:2] in (["2", "1,3"], ["3", "1-3"])}
+    assert exits == {"2": reads, "3": reads}
+    config = AutoModel.from_pretrained(tmp_path / "out").config
+    assert Elasticity.of(config).exits == ([0] if basis == "last_layer" else [0, 2, 3])
+
+
 def test_the_function_writes_what_the_command_writes(source, files, tmp_path):
     fit([source, str(tmp_path / "command"), "--files", files[0], "--depths", "1-1", "2,3"])
     texts, options = m3bert.TextFiles([files[0]]), m3bert.FitOptions(layers=[1], paths={2: [2, 3]})
