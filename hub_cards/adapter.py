@@ -17,7 +17,8 @@ from ..utils import papers
 from ..utils.durable import replace_text
 from ..utils.typed import read_json
 from .card import TRUST, described, merged_card, training_variables
-from .checkpoint import files_of, head_of
+from .checkpoint import head_of
+from .files import files_of
 from .metadata import Statements
 from .training_record import TrainingRecord
 from .upload import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD

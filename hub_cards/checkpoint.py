@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +21,11 @@ from ..encode.projection import Projection
 from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
 from ..encode.states import longest_text
 from ..modeling.configuration_elastic import Elasticity, Size, cut_config, resolve_size
-from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, SIZE_TYPE, Source
+from ..modeling.files_elastic import SIZE_TYPE, Source
 from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from ..models.auto import load_config, load_model
 from ..models.settings import (
-    ENCODER_FILES,
     MODULES_FILE,
-    SIMILARITY_FILE,
     EmbeddingSettings,
     check_weights,
     hub_id,
@@ -38,7 +34,8 @@ from ..models.settings import (
 )
 from ..utils.hashing import sha256_of
 from ..utils.typed import read_json
-from .training_record import RECORD_FILE, TrainingRecord
+from .files import code_named_by, files_of
+from .training_record import TrainingRecord
 
 
 # How the name of a model class ends -> the Auto class that loads it.
@@ -48,19 +45,6 @@ HEADS = {
     "ForTokenClassification": "AutoModelForTokenClassification",
     "Model": "AutoModel",
 }
-LICENSES = ("LICENSE*", "NOTICE*")
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
-    *("vocab.json", "merges.txt", "*.model", "*.jinja"),
-)
-# What is published of a checkpoint beside its code and modules: no pickles, no optimizer state, no data.
-PUBLISHED = (
-    *("config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors"),
-    *("model-*-of-*.safetensors", f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", f"{EXTRAS_FOLDER}/to_target.npy", RECORD_FILE),
-    *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE),
-    *(f"{QUANTIZER_FOLDER}/{name}" for name in ("config.json", "model.safetensors", RECORD_FILE)),
-    *(*TOKENIZER_FILES, *LICENSES),
-)
 PACKAGE = Path(modeling_m3bert.__file__).parent
 
 
@@ -335,41 +319,6 @@ class Checkpoint:
         return {name: sha256_of(file) for name, file in sorted(self.code().items())}
 
 
-def copy_files(source: Path, folder: Path, *patterns: str) -> None:
-    """Copy the files of a folder that match a pattern into another folder."""
-    for pattern in patterns:
-        for file in source.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-
-
-def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
-    """The files of a folder that are published: [`PUBLISHED`], those of its modules for sentence-transformers, and
-    `more`. ValueError if one is a link to a file outside of the folder."""
-    names = {path.relative_to(folder).as_posix() for pattern in PUBLISHED for path in folder.glob(pattern)}
-    modules = read_json(folder / MODULES_FILE, list) if (folder / MODULES_FILE).is_file() else []
-    for module in modules:
-        if module["path"] not in ("", "."):
-            names |= {f"{module['path']}/{name}" for name in ("config.json", "model.safetensors")}
-    files = sorted(name for name in names.union(more) if (folder / name).is_file())
-    for name in files:
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{name} is a link out of {folder}: put the file there, or remove it.")
-    return files
-
-
 def head_of(architecture: str) -> str | None:
     """Name of the Auto class that loads a class of model; `None` if it is unknown."""
     return next((auto for end, auto in HEADS.items() if architecture.endswith(end)), None)
-
-
-def code_named_by(config: Path) -> set[str]:
-    """Python files of its folder that a config file names, for the model or for the source that was made elastic.
-    Raises a ValueError if one is outside of it."""
-    values = read_json(config)
-    maps = [values.get("auto_map") or {}, (values.get("elastic") or {}).get("source_auto_map") or {}]
-    named = [value for auto_map in maps for value in auto_map.values()]
-    entries = [entry for value in named for entry in (value if isinstance(value, list) else [value])]
-    modules = [(str(entry), str(entry).split("--")[-1].split(".")[0]) for entry in entries if entry]
-    if outside := [module for _, module in modules if not module.isidentifier()]:
-        raise ValueError(f"{config} names the code {outside[0]!r}, which is not a Python file of its folder.")
-    return {f"{module}.py" for entry, module in modules if "--" not in entry}  # others are of another repository

@@ -17,7 +17,7 @@ from ..encode.precisions import FLOAT, bytes_per_vector
 from ..encode.states import max_positions
 from ..evaluation.results import Latency
 from ..modeling.configuration_elastic import Elasticity, cut_config
-from ..modeling.modeling_elastic import Exit, static_vectors
+from ..modeling.parts_elastic import Exit, static_vectors
 from .tables import markdown, milliseconds
 
 

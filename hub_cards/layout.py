@@ -20,7 +20,8 @@ from ..models.settings import MODULES_FILE, EmbeddingSettings
 from ..utils.durable import replace_text
 from ..utils.extras import require_extra
 from .adapter import Adapter, export_adapter
-from .card import CardSource, render_card
+from .card import render_card
+from .card_source import CardSource
 from .checkpoint import Checkpoint
 from .exports import choose_sizes, export_plain, format_of
 from .figures import draw_all

@@ -25,8 +25,9 @@ from ..encode.states import shared_layers
 from ..modeling.files_elastic import CODE_FILES, Source
 from ..models.auto import load_model
 from ..models.native import convert_to_native, output_map, without_native
-from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint, copy_files
+from .checkpoint import Checkpoint
 from .export_files import PLACE, write_readme
+from .files import LICENSES, TOKENIZER_FILES, copy_files
 
 
 logger = logging.getLogger(__name__)

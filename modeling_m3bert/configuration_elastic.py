@@ -1,11 +1,12 @@
 """
-Elastic encoders, 1 of 3: the sizes of a model.
+Elastic encoders, 1 of 5: the sizes of a model.
 
 A *depth* runs a list of the source's layers: the first ones (a prefix), or a *path* that skips some. Its *exit* maps
 the hidden state to the embedding space of the whole model. Depth 0 is a look-up in a *static table*. A *size* is a
 depth and a number of dims. The config lists the depths under `elastic`.
 
-`files_elastic.py` finds, reads and writes the files of a repository; `modeling_elastic.py` runs a model.
+`files_elastic.py` finds, reads and writes the files of a repository; `parts_elastic.py` has the modules that a native
+model lacks; `loading_elastic.py` loads and saves; `modeling_elastic.py` runs a model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-Elastic encoders, 2 of 3: the files of a repository.
+Elastic encoders, 2 of 5: the files of a repository.
 
 A repository is its source and a little more: `config.json` of the source with the key `elastic`, the source's weights
 as they are, `elastic/weights.safetensors` with exits, refitted matrices and table (the *parts*), the files of
-sentence-transformers as they were, and these three files as remote code.
+sentence-transformers as they were, and these five files, `*_elastic.py`, as remote code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from .configuration_elastic import SIZE, Elasticity, entries, resolve_size
 
 
-CODE_FILES = ("configuration_elastic.py", "files_elastic.py", "modeling_elastic.py")
+CODE_FILES = tuple(f"{name}_elastic.py" for name in ("configuration", "files", "parts", "loading", "modeling"))
 EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
@@ -183,7 +183,7 @@ def parts_file(variant: str | None) -> str:
     return f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
 
 
-def shards_of(index: str | Path | None) -> list[str]:
+def shards_in(index: str | Path | None) -> list[str]:
     """The files that the index of sharded weights names; none if there is no index."""
     if index is None or not Path(index).is_file():
         return []
@@ -195,7 +195,7 @@ def weight_files(source: Source) -> list[str]:
     names. Those of other variants are none of them."""
     if whole := source.file(of_variant(WEIGHTS, source.variant)):
         return [whole]
-    shards = shards_of(source.file(of_variant(INDEX, source.variant)))
+    shards = shards_in(source.file(of_variant(INDEX, source.variant)))
     files = (source.file(shard, _raise_exceptions_for_missing_entries=True) for shard in shards)
     return [file for file in files if file is not None]
 

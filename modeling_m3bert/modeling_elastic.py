@@ -1,5 +1,5 @@
 """
-Elastic encoders, 3 of 3: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
+Elastic encoders, 5 of 5: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
 
 [`ElasticMixin`] adds exits, paths and a static table to the native class. A loaded size is the native model of the
 layers that run, and its exit.
@@ -7,266 +7,33 @@ layers that run, and its exit.
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from operator import getitem
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 
-from .configuration_elastic import (
-    PER_LAYER,
-    SIZE,
-    Elasticity,
-    Size,
-    cut_config,
-    entries,
-    for_new_weights,
-    resolve_size,
-    set_layers,
-)
-from .files_elastic import (
-    HEADS,
-    INDEX,
-    WEIGHTS,
-    Source,
-    describe,
-    of_variant,
-    parts_file,
-    plain_if_lost,
-    read_parts,
-    shards_of,
-    source_of,
-    trained_size,
-    uploading,
-    write_parts,
-    write_settings,
-)
+from .configuration_elastic import SIZE, Elasticity, Size, entries, for_new_weights, resolve_size
+from .files_elastic import Source, plain_if_lost, source_of
+from .loading_elastic import ElasticConfig, ElasticLoading, Loading, Named
+from .parts_elastic import ElasticParts, check_parts, layer_list, replaced, static_vectors, view
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel as _Model
-else:
-    _Model = object
-PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
 AffineMap = tuple[torch.Tensor, torch.Tensor]  # weight and bias
-Part = TypeVar("Part", bound=torch.Tensor | nn.Module)
 
 
-# The parts that a native model lacks
-
-
-class Exit(nn.Module):
-    """
-    The exit of a depth: an affine map from its hidden state to the embedding space of the whole model. `d` dims use
-    the first `d` rows. A *joint* map reads `[x, static]`, the hidden state and the static vector of its text; `weight`
-    and `bias` are then the map of the hidden state alone, which native models have instead. An exit is no `nn.Linear`:
-    peft would adapt, and merge, the map that is not read.
-
-    Args:
-        tensors (`dict`): `weight` `(hidden_size, hidden_size)` and `bias` `(hidden_size,)`, and of a joint map
-            `joint.weight` `(hidden_size, 2 * hidden_size)` and `joint.bias` `(hidden_size,)`.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(tensors["weight"]), nn.Parameter(tensors["bias"])
-        self.joint = nn.ParameterDict(grouped(tensors).get("joint", {}))
-
-    def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
-        """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`. Without it, the map
-        of the hidden state alone is read."""
-        x = x.to(self.weight.device)
-        if static is None:
-            return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
-        # The static vector is the same for all tokens of a text, so it is mapped once.
-        of_state, of_static = self.joint["weight"][:dim].split(x.shape[-1], dim=1)
-        mapped = nn.functional.linear(static.to(x.device), of_static, self.joint["bias"][:dim])
-        return nn.functional.linear(x, of_state) + mapped
-
-
-class ElasticParts(nn.Module):
-    """
-    The parts of an elastic model that the native one lacks, from tensors by their names in the file.
-
-    Attributes:
-        exits (`nn.ModuleDict`): Depth -> [`Exit`].
-        paths (`nn.ModuleDict`): Depth -> the refitted matrices of its path, by their names in the native model of
-            this depth.
-        table (`nn.Embedding`, *optional*): The static table, with one row per token of the vocabulary.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor] = {}) -> None:
-        super().__init__()
-        exits, paths = (grouped(grouped(tensors).get(kind, {})) for kind in ("exits", "paths"))
-        self.exits = nn.ModuleDict({depth: Exit(named) for depth, named in exits.items()})
-        self.paths = nn.ModuleDict({depth: module_of(named) for depth, named in paths.items()})
-        table = tensors.get("table")
-        self.table = None if table is None else nn.Embedding.from_pretrained(table, freeze=False)
-
-    # torch.compile cannot make a name out of a depth that varies between calls.
-
-    def exit(self, depth: int) -> Exit | None:
-        """The exit of a depth; `None` if it has none."""
-        exits: Any = self.exits.items()
-        return next((module for name, module in exits if int(name) == depth), None)
-
-    def refitted(self, depth: int) -> dict[str, torch.Tensor]:
-        """The refitted matrices of a depth."""
-        return next((dict(path.named_parameters()) for name, path in self.paths.items() if int(name) == depth), {})
-
-
-def grouped(parts: Mapping[str, Part]) -> dict[str, dict[str, Part]]:
-    """Parts by the first step of their names, and by the rest of it."""
-    groups: dict[str, dict[str, Part]] = {}
-    for name, part in parts.items():
-        first, _, rest = name.partition(".")
-        groups.setdefault(first, {})[rest] = part
-    return groups
-
-
-def module_of(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A module whose parameters have these names, dots included."""
-    module = nn.Module()
-    for name, group in grouped(tensors).items():
-        if "" in group:
-            module.register_parameter(name, nn.Parameter(group[""]))
-        else:
-            module.add_module(name, module_of(group))
-    return module
-
-
-def static_vectors(
-    table: torch.Tensor,
-    ignored_ids: Sequence[int],
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    cu_seq_lens: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """
-    The static vector of each text `(batch, 1, dim)`: the mean of the table's rows `(vocab_size, dim)` over the tokens
-    of `input_ids` `(batch, tokens)`, without padding and ignored tokens; zero for a text without others. In a
-    flattened row of texts with the cumulative lengths `cu_seq_lens`, each token has the vector of its text,
-    `(1, tokens, dim)`.
-    """
-    rows = nn.functional.embedding(input_ids, table)
-    # A mean over hundreds of tokens loses precision in float16 and bfloat16.
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    counted = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    if ignored_ids:
-        ignored = input_ids.unsqueeze(-1) == input_ids.new_tensor(list(ignored_ids))
-        counted = counted.bool() & ~ignored.any(dim=-1)
-    counted = counted.to(rows.dtype)
-    if cu_seq_lens is None:
-        means = torch.bmm(counted.unsqueeze(1), rows) / counted.sum(dim=1).clamp(min=1)[:, None, None]
-    else:
-        text, counted = texts_of_tokens(cu_seq_lens, input_ids.shape[1]), counted[0].unsqueeze(-1)
-        per_text = rows.new_zeros(len(cu_seq_lens), 1)  # the last entry is for tokens after the last text
-        numbers = per_text.index_add(0, text, counted).clamp(min=1)
-        totals = per_text.repeat(1, rows.shape[-1]).index_add(0, text, counted * rows[0])
-        means = (totals / numbers)[text].unsqueeze(0)
-    return means.to(table.dtype)
-
-
-def texts_of_tokens(boundaries: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Text of each of `tokens` tokens in a flattened row, `(tokens,)`, from the cumulative lengths of the texts."""
-    index = torch.arange(tokens, device=boundaries.device)
-    return torch.searchsorted(boundaries[1:].to(index.dtype).contiguous(), index, right=True)
-
-
-# Views: other layers or matrices of a model in memory
-
-
-def layer_list(model: nn.Module, depth: int) -> tuple[str, nn.ModuleList]:
-    """Name and module of the list of layers of a model: the outermost `nn.ModuleList` with this number of modules.
-    Raises a ValueError if there is none."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
-            return name, module
-    raise ValueError(f"{type(model).__name__} has no list of its {depth} layers, so it cannot skip any.")
-
-
-def shallow_copy(module: nn.Module) -> nn.Module:
-    """A module with the same parameters and submodules, in which others can be put in their place."""
-    if "forward" in module.__dict__:
-        raise ValueError(
-            f"{type(module).__name__} runs on several devices: load the size that you need (output_layer=...)."
-        )
-    new = module.__class__.__new__(module.__class__)
-    new.__dict__.update(module.__dict__)
-    new.__dict__.pop("_compiled_call_impl", None)
-    new.__dict__["_modules"], new.__dict__["_parameters"] = dict(module._modules), dict(module._parameters)
-    return new
-
-
-def replaced(module: nn.Module, parts: Mapping[str, torch.Tensor | nn.Module]) -> Any:
-    """A module in which some parameters or submodules are others; everything else is shared. An adapter of a changed
-    submodule is left out: it was made for the other weights."""
-    new = shallow_copy(module)
-    for name, group in grouped(parts).items():
-        part = group.get("")
-        if part is None:
-            child = module.get_submodule(name)
-            part = replaced(getattr(child, "base_layer", child), group)
-        vars(new)["_modules" if isinstance(part, nn.Module) else "_parameters"][name] = part
-    return new
-
-
-def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
-    """
-    A model that runs some layers of another (counted from 1; without a head), with which it shares all weights. The
-    native `forward` makes masks, positions and the final norm. `modules` run in the place of the layers, if given.
-    """
-    name, all_layers = layer_list(model, model.config.num_hidden_layers)
-    config = copy.copy(model.config)
-    set_layers(config, layers)
-    hooks = getattr(transformers.utils, "output_capturing", None)
-    # Once per model: a view that installs its own would record every state twice.
-    if hooks is not None and not torch.compiler.is_compiling():
-        hooks.maybe_install_capturing_hooks(model)
-    new = replaced(model, {name: nn.ModuleList(modules or [all_layers[layer - 1] for layer in layers])})
-    new.config = config
-    path, _, _ = name.rpartition(".")
-    while path:  # the modules around the list, which are copies, too
-        module = new.get_submodule(path)
-        if "config" in vars(module):
-            module.config = config
-        path, _, _ = path.rpartition(".")
-    return new
-
-
-@dataclass
-class Loading:
-    """How a model is loaded: from a source, at a size. Of a smaller size, `layers` names its list of layers, and
-    `left_out` is a pattern of the tensors that it does not read."""
-
-    source: Source
-    size: Size
-    layers: str = ""
-    left_out: str = ""
-
-
-class ElasticMixin(_Model):
+class ElasticMixin(ElasticLoading):
     """
     Depths, exits, paths and a static table for the class of an encoder, or of an encoder with a head, in front of
     which it stands ([`elastic_class`]).
     """
-
-    elastic: ElasticParts
-    made_of: tuple[type, bool] | None = None  # native class, and whether it has a head; `None` for m3BERT
 
     def __init__(self, config: PretrainedConfig, *args: Any, loading: Loading | None = None, **kwargs: Any):
         super().__init__(for_new_weights(config) if loading is None else config, *args, **kwargs)
@@ -430,7 +197,7 @@ class ElasticMixin(_Model):
                 tensors |= {f"exits.{depth}.{kind}weight": weight, f"exits.{depth}.{kind}bias": bias}
         for depth, (_, matrices) in paths.items():
             tensors |= {f"paths.{depth}.{name}": matrix for name, matrix in matrices.items()}
-        self._check_parts(tensors, spec, "The new depths")
+        check_parts(self, tensors, spec, "The new depths")
         tensors = {name: value.detach().to(like, copy=True).contiguous() for name, value in tensors.items()}
         self.elastic = ElasticParts(tensors)
         config.elastic = {**entries(config), "fit": None}
@@ -446,24 +213,6 @@ class ElasticMixin(_Model):
             for name in [name for name in modules if int(name) in gone]:
                 del modules[name]
         self.elastic.table = self.elastic.table if rest.table else None
-
-    def _check_parts(self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
-        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape."""
-        width = self.config.hidden_size
-        shapes: dict[str, Any] = {"table": (self.config.vocab_size, width)} if spec.table else {}
-        for depth in {*spec.exits} - {0}:
-            shapes |= {f"exits.{depth}.weight": (width, width), f"exits.{depth}.bias": (width,)}
-            if depth in spec.table:
-                shapes |= {f"exits.{depth}.joint.weight": (width, 2 * width), f"exits.{depth}.joint.bias": (width,)}
-        parameters = {name: parameter.shape for name, parameter in self.named_parameters()}
-        for key in [key for key in tensors if key.startswith("paths.")]:
-            _, depth_name, name = key.split(".", 2)
-            list_name, _ = layer_list(self, self.config.num_hidden_layers)
-            shapes[key] = parameters.get(_in_source(name, list_name, spec.layers_of(int(depth_name))))
-        for key, shape in shapes.items():
-            given = tensors[key].shape if key in tensors else None
-            if shape is None or given != shape:
-                raise ValueError(f"{what}: {key!r} has the shape {given}, and the model needs {shape}.")
 
     # Token embeddings, of encoders and heads: a model that is a static table alone has those of the table
 
@@ -493,273 +242,6 @@ class ElasticMixin(_Model):
         spec = Elasticity.of(encoder.config)
         replace(spec, ignored_ids=[token for token in spec.ignored_ids if token < tokens]).declare(encoder.config)
         return self.get_input_embeddings()
-
-    # Loading, of encoders and heads
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: Any,
-        *args: Any,
-        config: Any = None,
-        output_layer: int | None = None,
-        output_dim: int | None = None,
-        output_loading_info: bool = False,
-        adapter_kwargs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """
-        As [`~transformers.PreTrainedModel.from_pretrained`], at a size: only the layers of the depth `output_layer`
-        are built and read, and `output_dim` dims returned; by default all. Weights are read from safetensors only.
-
-        Raises:
-            ValueError: if the size is not legal, a tensor of the encoder is missing, the file of exits and table does
-                not belong to these weights, or an adapter was trained at another size.
-        """
-        name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
-        if isinstance(config, PretrainedConfig):
-            config = copy.deepcopy(config)
-        else:
-            origin = source if config is None else Source.at(config, kwargs)
-            config, kwargs = origin.config(ElasticConfig if cls.made_of else cls.config_class, kwargs)
-        kwargs = {key: value for key, value in kwargs.items() if key != "code_revision"}
-        kwargs |= {**source.hub, "use_safetensors": True}
-        adapter = {key: value for key, value in source.hub.items() if key in ("cache_dir", "local_files_only")}
-        adapter |= adapter_kwargs or {}
-        adapter_path = adapter.pop("_adapter_model_path", None)  # of a folder with an adapter alone
-        trained = {} if adapter_path is None else trained_size(adapter_path, adapter)
-        for option, value in zip(SIZE, (output_layer, output_dim), strict=True):
-            if value is None and getattr(config, option, None) is None:
-                value = trained.get(option)
-            if value is not None:
-                setattr(config, option, value)
-        Elasticity.of(config).validate(config)
-        loading = Loading(source, Size.of(config))
-        if kwargs.get("force_download"):
-            source.file(parts_file(source.variant), force_download=True)
-        try:
-            model, info = super().from_pretrained(
-                name, *args, config=config, loading=loading, output_loading_info=True, **kwargs
-            )
-        except SafetensorError as error:
-            raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
-        prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-        if missing := sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key):
-            raise ValueError(
-                f"{name} is incomplete or of another architecture: {len(missing)} tensors of the encoder are missing, "
-                f"such as {missing[0]}."
-            )
-        model._finish_loading()
-        if adapter_path is not None and not model._hf_peft_config_loaded:  # one beside the weights is
-            model.load_adapter(adapter_path, adapter_kwargs=adapter)
-        return (model, info) if output_loading_info else model
-
-    def _finish_loading(self) -> None:
-        """Reduce the model that the library has read to its size. A second call does nothing."""
-        encoder: Any = self.base_model
-        loading: Loading | None = vars(encoder).pop("loading", None)
-        if loading is None:
-            return
-        if any(parameter.is_meta for parameter in self.parameters()):
-            self.tie_weights()  # transformers 5.3 leaves this out in remote code
-        size, spec = loading.size, Elasticity.of(encoder.config)
-        if not size.is_whole:
-            spec = spec.of_depths([size.depth])
-            if size.depth > 0:
-                encoder._number_layers(loading.layers)
-            encoder._cut_config(size.depth)
-            for model in (self, encoder):
-                if ignored := model._keys_to_ignore_on_load_unexpected:
-                    rest = [pattern for pattern in ignored if pattern != loading.left_out]
-                    model._keys_to_ignore_on_load_unexpected = type(ignored)(rest)
-        if spec.depths or spec.exits:
-            encoder._read_parts(loading, spec, vars(self).get("hf_device_map"))
-        encoder.loaded_from = loading.source.with_settings()
-        self.eval()
-
-    def _leave_out(self, loading: Loading) -> None:
-        """Remove what does not run, before weights are read. The layers that run keep their numbers in the source
-        until then: some encoders read these when they are built."""
-        encoder: Any = self.base_model
-        size = loading.size
-        if size.is_whole:
-            return
-        loading.layers, layers = layer_list(encoder, encoder.config.num_hidden_layers)
-        if size.depth > 0:
-            numbers = {*range(1, len(layers) + 1)}.difference(size.layers)
-            left_out = [f"{loading.layers}.{number - 1}" for number in sorted(numbers)]
-            for number in numbers:
-                delattr(layers, str(number - 1))
-        else:
-            left_out = [name for name, _ in encoder.named_children() if name != "elastic"]
-            for name in left_out:
-                is_list = isinstance(getattr(encoder, name), nn.ModuleList)
-                setattr(encoder, name, nn.ModuleList() if is_list else nn.Module())
-        loading.left_out = rf"(^|\.)({'|'.join(map(re.escape, left_out))})\."
-        ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
-        kind = list if ignored is None else type(ignored)  # a set, since transformers 5.12
-        self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), loading.left_out])
-
-    def _number_layers(self, name: str) -> None:
-        """Number the layers of the list of this name that are there as a native model of them does."""
-        path, _, leaf = name.rpartition(".")
-        running = nn.ModuleList(self.get_submodule(name).children())
-        setattr(self.get_submodule(path), leaf, running)
-        for place, layer in enumerate(running):
-            for module in layer.modules():
-                if "layer_idx" in vars(module):  # of its keys and values in a cache
-                    vars(module)["layer_idx"] = place
-
-    def _cut_config(self, depth: int) -> None:
-        """Make the config that of a native model of a depth. It remembers what the source has."""
-        config, whole = self.config, self.config.num_hidden_layers
-        names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
-        source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
-        cut_config(config, depth)
-        if self.made_of and config.elastic:
-            config.elastic["source"] = source
-        for module in self.modules():  # some have a copy of the config
-            if getattr(vars(module).get("config"), "num_hidden_layers", None) == whole:
-                module.config = config
-
-    def _read_parts(self, loading: Loading, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
-        """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are:
-        the first accelerator of a device map, which runs what is offloaded."""
-        config, source, depth = self.config, loading.source, self.config.num_hidden_layers
-        tensors = read_parts(source, spec)
-        self._check_parts(tensors, Elasticity.of(config), f"{source.name}/{parts_file(source.variant)}")
-        like = next(self.parameters(), torch.empty(0, dtype=dtype_of(config)))
-        main = like.device
-        if device_map is not None:
-            accelerators = [place for place in device_map.values() if str(place) not in ("cpu", "disk")]
-            main = torch.device(accelerators[0] if accelerators else "cpu")
-        last = next((value.device for value in layer_list(self, depth)[1][-1].parameters()), main) if depth else main
-        places = {True: main, False: main if last.type == "meta" else last}
-        parts = ElasticParts({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
-        if not loading.size.is_whole:
-            for key, matrix in parts.refitted(depth).items():
-                replace_weight(self, key, matrix.detach())
-            parts.paths = nn.ModuleDict()
-        self.elastic = parts.eval()
-
-    # Saving, and adapters, of encoders and heads
-
-    def save_pretrained(
-        self,
-        save_directory: Any,
-        is_main_process: bool = True,
-        state_dict: dict[str, torch.Tensor] | None = None,
-        *args: Any,
-        push_to_hub: bool = False,
-        exact: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """
-        As [`~transformers.PreTrainedModel.save_pretrained`], with exits, paths and table, this code, and, of an
-        encoder, the settings of sentence-transformers that it was loaded with. A size gives the same vectors when it
-        is loaded again. The table becomes float16 unless `exact`, with which training resumes exactly. If the
-        model has an adapter, only the adapter is saved, with the size that it was trained at.
-        """
-        folder = Path(save_directory)
-        if push_to_hub:
-            hub = {key: kwargs.pop(key) for key in PUSH_OPTIONS if key in kwargs}
-            with uploading(folder, **{"repo_id": folder.name, **hub}) if is_main_process else nullcontext():
-                self.save_pretrained(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
-            return
-        if self._hf_peft_config_loaded:
-            for name in self.active_adapters():
-                adapter, size = self.peft_config[name], self._adapted_size()
-                if self.base_model.made_of is None:  # all layers of an m3BERT are for each of its sizes
-                    size = {key: value for key, value in size.items() if getattr(self.config, key, None) is not None}
-                adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
-            super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
-        else:
-            self._save_whole(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
-        encoder: Any = self.base_model
-        if is_main_process and (encoder is self or self.get_output_embeddings() is not None):
-            write_settings(encoder, folder)  # a classifier embeds nothing
-
-    def _save_whole(
-        self, folder: Path, is_main_process: bool, state_dict: Any, *args: Any, exact: bool, **kwargs: Any
-    ) -> None:
-        """Save a model without an adapter, but for the settings of sentence-transformers."""
-        encoder: Any = self.base_model
-        prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
-        tensors = self.state_dict() if state_dict is None else state_dict
-        parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        native = {key: value for key, value in tensors.items() if not key.startswith(prefix)}
-        has_own_code, size = encoder.made_of is None, Size.of(encoder.config, encoder.config.num_hidden_layers)
-        is_native = has_own_code or size.is_native
-        if not is_native and size.depth > 0:  # layers have the numbers of the source, which some encoders read
-            name = layer_list(encoder, size.depth)[0]
-            if "hf_device_map" in vars(self):
-                native |= {key: getitem(*offloaded(self, key)) for key, value in native.items() if value.is_meta}
-            native = {_in_source(key, name, size.source_layers): value for key, value in native.items()}
-        super().save_pretrained(folder, is_main_process, native, *args, **kwargs)
-        if not is_main_process:
-            return
-        variant = kwargs.get("variant")
-        single, index = (folder / of_variant(file, variant) for file in (WEIGHTS, INDEX))
-        if size.depth == 0:  # the library writes no file then, and reads none without one
-            save_file({}, single, metadata={"format": "pt"})
-        if single.is_file() and index.is_file():  # one of them is of an earlier save, whose shards the library removed
-            shards = [folder / shard for shard in shards_of(index)]
-            (single if shards and all(shard.is_file() for shard in shards) else index).unlink()
-        write_parts(folder, parts, exact=exact, variant=variant)
-        if entries(encoder.config) and not has_own_code:
-            describe(folder, native=is_native)
-
-    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """As in the library. Raises a ValueError if the adapter was trained at another size, or on another source."""
-        self._finish_loading()  # of one beside the model, which the library loads after the weights
-        report = super().load_adapter(*args, **kwargs)
-        name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
-        trained, size = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()
-        wrong = [key for key, value in trained.items() if None not in (value, size.get(key)) and value != size[key]]
-        if wrong:
-            self.delete_adapter(name)
-            said = "; ".join(f"{key}={trained[key]!r}, and the model has {size[key]!r}" for key in wrong)
-            raise ValueError(f"The adapter was trained for {said}: load it with the model that it was trained for.")
-        return report
-
-    def _adapted_size(self) -> dict[str, Any]:
-        """What an adapter of this model is for: the depth, the dims, and the digest of the source's weights."""
-        config = self.base_model.config
-        layer, dim = resolve_size(config)
-        source = (Elasticity.of(config).fit or {}).get("source_sha256")
-        return {"output_layer": layer, "output_dim": dim, "source": source}
-
-
-def _in_source(key: str, name: str, numbers: Sequence[int]) -> str:
-    """The name in the source of a tensor of some of its layers, whose numbers are counted from 1; `name` is that of
-    the list of layers. Empty if the tensor's layer is none of them."""
-    match = re.fullmatch(rf"((?:.*\.)?{re.escape(name)}\.)(\d+)(\..*)", key)
-    if match is None or int(match[2]) >= len(numbers):
-        return "" if match else key
-    return f"{match[1]}{numbers[int(match[2])] - 1}{match[3]}"
-
-
-def dtype_of(config: PretrainedConfig) -> torch.dtype:
-    """Type of the weights that a config names, else float32."""
-    dtype = getattr(config, "dtype", None) or torch.float32
-    return getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-
-
-def offloaded(model: nn.Module, name: str) -> tuple[Any, str]:
-    """What accelerate reads an offloaded weight of a model from, and the name of the weight there."""
-    path, _, leaf = name.rpartition(".")
-    hook: Any = model.get_submodule(path)._hf_hook
-    return next(part.weights_map for part in getattr(hook, "hooks", [hook]) if hasattr(part, "weights_map")), leaf
-
-
-def replace_weight(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Put other values into a weight, or into where accelerate reads an offloaded one from."""
-    weight = model.get_parameter(name)
-    if not weight.is_meta:
-        weight.data.copy_(tensor)
-    elif "_hf_hook" in vars(model.get_submodule(name.rpartition(".")[0])):  # else the whole model has no values
-        stored, leaf = offloaded(model, name)
-        stored.dataset.state_dict[stored.prefix + leaf] = tensor.cpu()
 
 
 # Classes. The native class keeps its name and module, because the library treats classes of other modules as custom
@@ -810,38 +292,7 @@ def make_elastic(model: Any) -> Any:
     return model
 
 
-class _Named:
-    """A class that the files of a repository name."""
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: object = None) -> None:
-        """Nothing: the library would name only one of these classes."""
-
-
-class ElasticConfig(_Named):
-    """Loads the config of an elastic repository: the native one, with the key `elastic`."""
-
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: Any, *, return_unused_kwargs: bool = False, **kwargs: Any
-    ) -> Any:
-        """As [`~transformers.AutoConfig.from_pretrained`]."""
-        name, source = pretrained_model_name_or_path, Source.at(pretrained_model_name_or_path, kwargs)
-        kwargs = {key: value for key, value in kwargs.items() if key not in ("name_or_path", *source.options)}
-        values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs, **source.hub)
-        elastic = values.get("elastic") or {}
-        model_type = elastic.get("model_type", values.get("model_type"))
-        code = elastic.get("source_auto_map", {}).get("AutoConfig")
-        kind = source.dynamic_class(code) if code else CONFIG_MAPPING[model_type]
-        config, unused = kind.from_dict({**values, "model_type": model_type}, return_unused_kwargs=True, **kwargs)
-        config.name_or_path = str(name)
-        asked = {option: value for option in SIZE if (value := unused.pop(option, None)) is not None}
-        config = plain_if_lost(config, source, asked)
-        config.__dict__.update(asked)
-        return (config, unused) if return_unused_kwargs else config
-
-
-class ElasticModel(_Named):
+class ElasticModel(Named):
     """Loads an elastic repository at a size: an instance of the native class of its config."""
 
     auto_class = "AutoModel"
@@ -891,12 +342,37 @@ class ElasticModel(_Named):
         return cls.native_class(config)._from_config(for_new_weights(config), **kwargs)
 
 
-for _head in HEADS:
-    globals()[f"ElasticFor{_head}"] = type(
-        f"ElasticFor{_head}",
-        (ElasticModel,),
-        {"__module__": __name__, "__doc__": "[`ElasticModel`] with this head.", "auto_class": f"AutoModelFor{_head}"},
-    )
+class ElasticForCausalLM(ElasticModel):
+    auto_class = "AutoModelForCausalLM"
+
+
+class ElasticForMaskedLM(ElasticModel):
+    auto_class = "AutoModelForMaskedLM"
+
+
+class ElasticForMultipleChoice(ElasticModel):
+    auto_class = "AutoModelForMultipleChoice"
+
+
+class ElasticForNextSentencePrediction(ElasticModel):
+    auto_class = "AutoModelForNextSentencePrediction"
+
+
+class ElasticForPreTraining(ElasticModel):
+    auto_class = "AutoModelForPreTraining"
+
+
+class ElasticForQuestionAnswering(ElasticModel):
+    auto_class = "AutoModelForQuestionAnswering"
+
+
+class ElasticForSequenceClassification(ElasticModel):
+    auto_class = "AutoModelForSequenceClassification"
+
+
+class ElasticForTokenClassification(ElasticModel):
+    auto_class = "AutoModelForTokenClassification"
+
 
 # Remote code is loaded by its path. dill looks for it by name, in its package, else it would pickle all of it.
 setattr(sys.modules[__package__], __name__.rpartition(".")[2], sys.modules[__name__])

@@ -23,7 +23,8 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_m3bert import M3BertConfig
 from .files_elastic import Source
-from .modeling_elastic import ElasticMixin, texts_of_tokens, with_size
+from .modeling_elastic import ElasticMixin, with_size
+from .parts_elastic import texts_of_tokens
 
 
 try:

@@ -12,7 +12,7 @@ from ..modeling.configuration_elastic import Elasticity, legal_layers
 from ..modeling.files_elastic import Source
 from ..models.auto import load_config, load_model
 from ..models.conversion import convert_to_m3bert, take_layers
-from ..models.repository import naming
+from ..models.repository import loading_from
 from ..models.settings import load_tokenizer
 from ..trainers.core.composition import mapping_of
 from ..utils.help_texts import option
@@ -47,12 +47,12 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
     trust = {"trust_remote_code": options.trust_remote_code}
-    with naming(tokenizer_name):
+    with loading_from(tokenizer_name):
         source = Source.at(tokenizer_name, trust)
         tokenizer = load_tokenizer(source, None)
     values = mapping_of("--model_config", options.model_config)
     if options.model_name_or_path is not None:
-        with naming(options.model_name_or_path):
+        with loading_from(options.model_name_or_path):
             source = Source.at(options.model_name_or_path, trust)
             known = load_config(options.model_name_or_path, **source.options)
         unknown = [name for name in values if not hasattr(known, name)]

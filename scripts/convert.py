@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..encode.device import ComputeArguments
-from ..models.repository import MODEL_FILES, naming
+from ..models.repository import MODEL_FILES, loading_from
 from ..utils.durable import replacing_files
 from ..utils.help_texts import option
 from .command import check_overwriting, next_step, parse_options, writing_to
@@ -59,7 +59,7 @@ def convert(
     from ..modeling.files_elastic import Source
 
     check_overwriting(output_dir, MODEL_FILES, overwrite, source)
-    with naming(source):
+    with loading_from(source):
         revision = Source.at(source, {"revision": revision}).revision
     model, tokenizer = converted(source, revision, encoder_only=encoder_only, student_layers=student_layers)
     embeds_alike = model.embedding_settings is not None and student_layers is None
@@ -81,7 +81,7 @@ def converted(
     from ..models.conversion import convert_to_m3bert
     from ..models.settings import load_tokenizer
 
-    with naming(source):
+    with loading_from(source):
         encoder = load_model(source, revision=revision)
     depth = encoder.config.num_hidden_layers
     layers = None if student_layers is None else layers_from(student_layers, depth, source)

@@ -10,7 +10,7 @@ from .. import evaluation
 from ..encode.device import ComputeArguments
 from ..encode.granularity import Grid
 from ..encode.precisions import PRECISIONS
-from ..models.repository import naming
+from ..models.repository import loading_from
 from ..utils.columns import Role
 from ..utils.help_texts import option
 from .sources import default_base
@@ -51,7 +51,7 @@ def load_encoder(arguments: EncoderArguments, dtype: Any = None) -> evaluation.G
     named: dict[str, Any] = {name: getattr(arguments, name) for name in ("pooling", "max_length", "similarity")}
     named["dtype"] = dtype
     source = arguments.model_name_or_path or default_base()
-    with naming(source):
+    with loading_from(source):
         return evaluation.GridEncoder.from_pretrained(
             source,
             grid=arguments.grid,

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..encode.granularity import Granularity
-from ..models.repository import naming
+from ..models.repository import loading_from
 from ..utils.durable import remove_files, replacing_files
 from ..utils.help_texts import option
 from .command import EXPORT_FILES, SIZE_FOLDERS, next_step, parse_options, writing_to
@@ -152,7 +152,7 @@ def export_model(arguments: list[str]) -> None:
         from ..hub_cards.exports import choose_sizes, export_plain, format_of
         from ..hub_cards.native_export import state_only
 
-        with naming(source):
+        with loading_from(source):
             local = Path(source).is_dir()
             checkpoint = Checkpoint(Path(source if local else snapshot_download(source, revision=options.revision)))
         code = checkpoint.source_code()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..data.text_files import TextFiles
-from ..models.repository import MODEL_FILES, naming
+from ..models.repository import MODEL_FILES, loading_from
 from ..utils.durable import replacing_files
 from ..utils.help_texts import option
 from .command import next_step, parse_options, writing_to
@@ -53,7 +53,7 @@ def texts_of(files: Sequence[str], options: TrimArguments, source: str) -> Texts
     if "+" in options.text_column:  # the tokenizer has the separator of joined columns
         from transformers import AutoTokenizer
 
-        with naming(source):
+        with loading_from(source):
             tokenizer = AutoTokenizer.from_pretrained(source, revision=options.revision)
     return lambda: chain(*texts.sources(tokenizer).values())
 
@@ -97,7 +97,8 @@ def main(arguments: list[str]) -> None:
         if options.files:
             texts = texts_of(options.files, options, place.source)
         else:
-            texts = articles(options.languages, options.articles).copy
+            rows = articles(options.languages, options.articles)
+            texts = lambda: rows  # noqa: E731
         from ..models.trim import trim
 
         with replacing_files(place.output_dir, stale=MODEL_FILES if options.overwrite else ()) as draft:

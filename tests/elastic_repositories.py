@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedTokenizerBase
 
-from m3bert.modeling.modeling_elastic import layer_list, make_elastic
+from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.modeling.parts_elastic import layer_list
 from tests.conftest import save
 
 

@@ -24,7 +24,8 @@ from benchmarks.reproduction.exits import MAX_LENGTH, lines, sources
 from benchmarks.reproduction.study import add_results, documents_there, encoder_parser, source_of
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder
-from m3bert.models.trim import Vocabulary, compare, trim
+from m3bert.models.trim import compare, trim
+from m3bert.models.vocabulary import Vocabulary
 
 
 ENCODERS = ("minilm", "e5", "smollm2")

@@ -28,7 +28,7 @@ from .formats import (
     binary,
     columns_of,
     is_pattern,
-    naming,
+    naming_file,
     parquet_columns,
     require_one_format,
     rows_of,
@@ -110,7 +110,7 @@ class DataFiles(datasets.ArrowBasedBuilder):
 def _blocks(file: str) -> Iterator[Row]:
     """Column -> values, of some rows of a file at a time."""
     if suffix_of(file) == ".parquet":
-        with naming(file):
+        with naming_file(file):
             yield from parquet_columns(file)
         return
     rows = rows_of(file)
@@ -121,7 +121,7 @@ def _blocks(file: str) -> Iterator[Row]:
 def _types(file: str) -> Iterator[tuple[str, pa.DataType]]:
     """The columns of a file and the types of their values: for JSON, per block of rows."""
     if suffix_of(file) == ".parquet":
-        with naming(file), binary(file) as content:
+        with naming_file(file), binary(file) as content:
             schema = pq.read_schema(content)
         yield from zip(schema.names, schema.types, strict=True)
     elif suffix_of(file) in (".txt", *TABLES):
@@ -169,7 +169,7 @@ def _streamed(files: Sequence[str], text: Sequence[str] | None) -> Iterator[Row]
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading_data(what: str) -> Iterator[None]:
     """Raise what the library datasets makes of broken data as a ValueError; a missing file stays an OSError."""
     try:
         yield

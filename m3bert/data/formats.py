@@ -106,7 +106,7 @@ def columns_of(file: str) -> list[str]:
     if not is_url(file) and not Path(file).is_file():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
     if suffix in TABLES:
-        with naming(file), opened(file, newline="") as lines:
+        with naming_file(file), opened(file, newline="") as lines:
             return _table(lines, suffix)[0]
     rows = islice(rows_of(file), FIRST_ROWS) if suffix != ".parquet" else ()
     return list(dict.fromkeys(name for row in rows for name in row))
@@ -122,7 +122,7 @@ def rows_of(file: str, *, quoted: bool = True) -> Iterator[Row]:
         OSError: if it does not exist.
     """
     suffix = suffix_of(file)
-    with naming(file):
+    with naming_file(file):
         if suffix == ".parquet":
             for columns in parquet_columns(file):
                 values = (column.to_pylist() for column in columns.values())
@@ -214,7 +214,7 @@ def opened(file: str, newline: str | None = None) -> Iterator[IO[str]]:
 
 
 @contextmanager
-def naming(file: str) -> Iterator[None]:
+def naming_file(file: str) -> Iterator[None]:
     """Raise what reading broken data raises as a ValueError of one line that names the file."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any
 
 import datasets
 
-from .files import load_files, load_split, reading
+from .files import load_files, load_split, reading_data
 from .formats import FORMATS, is_url, suffix_of
 
 
@@ -24,7 +24,7 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
             this machine that is outside of it.
         OSError: if there is no such data set, or the Hub cannot be reached.
     """
-    with reading(name):
+    with reading_data(name):
         folder = f"{os.path.abspath(name)}{os.sep}" if Path(name).is_dir() else None
         files = datasets.load_dataset_builder(name, config).config.data_files or {}
         for file in chain.from_iterable(files.values()):

@@ -21,7 +21,7 @@ from ..encode.packed_rows import check_packable
 from ..encode.states import max_positions
 from ..utils.durable import only_writer, replacing_files
 from .dataset_checks import require_columns
-from .files import load_files, reading
+from .files import load_files, reading_data
 from .formats import files_by_language
 from .languages import mix_languages, smoothed_probabilities
 from .packing import DOCUMENT_LENGTHS, Frame, packed_rows
@@ -165,7 +165,7 @@ def load_prepared(
         )
     rows = []
     for language in prepared["languages"]:
-        with reading(f"{folder}/{language}"):
+        with reading_data(f"{folder}/{language}"):
             rows.append(load_from_disk(str(Path(folder, language))))
     return mix_languages(
         rows,

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling.configuration_elastic import Elasticity, resolve_size
-from ..modeling.modeling_elastic import layer_list, view
+from ..modeling.parts_elastic import layer_list, view
 from ..models.anatomy import Resumed, Tapped, anatomy_of, run_native
 from ..models.conversion import OFFSET_POSITIONS
 from ..models.settings import POOLINGS, Pooling

@@ -12,12 +12,12 @@ from .late import MaxSim
 from .layer_lists import candidates_of, neighbours_of
 from .paths import QuickRefits
 from .queries import Measured
-from .record import Choice
+from .record import ChosenLayers
 
 
-def choose(
+def choose_layers(
     measuring: Centring | MaxSim, depths: Iterable[int], refits: QuickRefits, description: str | None = None
-) -> dict[int, Choice]:
+) -> dict[int, ChosenLayers]:
     """
     Choose the layers of each depth: compare the lists with one gap, and then the lists that differ from the best one
     in a layer beside its gap.
@@ -41,5 +41,5 @@ def choose(
             ranked = sorted(measures, key=measures.__getitem__)  # the closest to the whole model first
             lists = neighbours_of(ranked[0])
         compared = {",".join(map(str, layers)): measures[layers].retrieval for layers in ranked}
-        choices[depth] = Choice([*ranked[0]], compared)
+        choices[depth] = ChosenLayers([*ranked[0]], compared)
     return choices

@@ -19,7 +19,7 @@ from ..encode.granularity import Granularity, Grid, is_elastic
 from ..encode.projection import Projection
 from ..modeling.files_elastic import source_of
 from ..models.auto import load_config
-from ..models.repository import MODEL_FILES, copy_source, naming
+from ..models.repository import MODEL_FILES, copy_source, loading_from
 from ..models.settings import EmbeddingSettings
 from ..utils.columns import Role
 from ..utils.durable import remove_files, replacing_files
@@ -127,7 +127,7 @@ def join(
     if len(texts) < FEWEST_ROWS:
         raise ValueError(f"{len(texts)} texts are too few to join an index: {FEWEST_ROWS} are the minimum.")
     index = vectors.checked(texts)
-    with naming(source), torch.random.fork_rng():
+    with loading_from(source), torch.random.fork_rng():
         torch.manual_seed(0)  # a pooler that the checkpoint lacks; the cache knows the encoder by all weights
         config = load_config(source, **hub)
         if is_elastic(config):

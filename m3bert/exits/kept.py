@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from ..encode.ranks import rank, sum_over_ranks, world_size
 from ..utils.durable import replacing
 from ..utils.hashing import key_of
-from .record import Choice, PathFit, RefittedPath
+from .record import ChosenLayers, PathFit, RefittedPath
 from .ridge import Moments
 from .sums import ExitSums
 
@@ -24,7 +24,7 @@ from .sums import ExitSums
 logger = logging.getLogger(__name__)
 VERSION = 3  # raise it where the same fit has other parts
 CONTENT = "content"  # the tensor that holds the JSON
-OBJECTS = {kind.__name__: kind for kind in (Choice, ExitSums, Moments, PathFit, RefittedPath)}
+OBJECTS = {kind.__name__: kind for kind in (ChosenLayers, ExitSums, Moments, PathFit, RefittedPath)}
 
 
 class KeptParts:

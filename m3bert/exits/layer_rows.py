@@ -15,7 +15,7 @@ from transformers import BatchEncoding
 
 from ..encode.device import autocast
 from ..encode.ranks import rank
-from ..modeling.modeling_elastic import layer_list, view
+from ..modeling.parts_elastic import layer_list, view
 from ..models.anatomy import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from .passes import RawStates
 from .tokenized_texts import TokenizedText

@@ -12,7 +12,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from ..modeling.modeling_elastic import layer_list, replaced
+from ..modeling.parts_elastic import layer_list, replaced
 from ..models.anatomy import Resumed, anatomy_of
 from .layer_lists import candidates_of, gaps_of, neighbours_of
 from .layer_rows import Batch, Groups, LayerReader, Reading

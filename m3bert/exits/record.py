@@ -49,7 +49,7 @@ class PathFit:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenLayers:
     """
     The layers that were chosen for a depth.
 

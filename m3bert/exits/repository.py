@@ -15,7 +15,7 @@ from ..data.teacher import TeacherEmbeddings
 from ..data.text_files import TextFiles
 from ..encode.device import ComputeArguments, place
 from ..modeling.files_elastic import Source
-from ..models.repository import MODEL_FILES, naming, write_repository
+from ..models.repository import MODEL_FILES, loading_from, write_repository
 from ..models.settings import EmbeddingSettings, load_tokenizer, safetensors_only
 from ..utils.durable import only_writer, replacing_files
 from .fit import fit_exits
@@ -87,7 +87,7 @@ def fit(
 
 def load_source(source: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any]:
     """An encoder and its tokenizer. ValueError if exits cannot be fitted to it."""
-    with naming(source):
+    with loading_from(source):
         origin = Source.at(source, {"revision": revision, "trust_remote_code": trust_remote_code}).with_settings()
         # Refuses a pooling or modules that exits and paths cannot follow.
         settings = EmbeddingSettings.of_source(origin, late=True)

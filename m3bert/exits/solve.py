@@ -9,7 +9,7 @@ import torch
 
 from ..encode.projection import Projection
 from .centred import Centring
-from .choice import choose
+from .choice import choose_layers
 from .encode import Encoded
 from .kept import KeptParts
 from .late import MaxSim
@@ -17,7 +17,7 @@ from .passes import REFIT_TEXTS, TextPasses
 from .paths import QuickRefits, fit_paths
 from .plan import FitPlan
 from .queries import Queries
-from .record import Choice, RefittedPath
+from .record import ChosenLayers, RefittedPath
 from .ridge import apply_affine
 from .sums import ExitMaps
 
@@ -49,14 +49,14 @@ class Solution:
         last_exit (`torch.Tensor` of shape `(1 + hidden_size, hidden_size)`, *optional*): The exit of the last layer,
             which is the exit of paths, too.
         paths (`dict[int, RefittedPath]`): Depth -> its path.
-        choices (`dict[int, Choice]`): Depth -> what its layers were compared with.
+        choices (`dict[int, ChosenLayers]`): Depth -> what its layers were compared with.
         queries ([`Queries`]): What depths are measured on, in the space after the last layer.
     """
 
     maps: ExitMaps
     last_exit: torch.Tensor | None
     paths: Mapping[int, RefittedPath]
-    choices: Mapping[int, Choice]
+    choices: Mapping[int, ChosenLayers]
     queries: Queries
 
 
@@ -65,7 +65,7 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
     maps = ExitMaps(encoded.sums, plan.options.basis, plan.config, plan.staying)
     last_exit = _last_exit(plan, maps)
     queries = encoded.queries if plan.staying is not None else encoded.queries.mapped(maps.to_space)
-    choices: dict[int, Choice] = {}
+    choices: dict[int, ChosenLayers] = {}
     fitted: dict[int, RefittedPath] = {}
     if plan.chosen or plan.paths:
         centring = Centring.of(encoded.passes.raw, queries, _after_last(plan, encoded, maps, last_exit))
@@ -76,15 +76,15 @@ def solve(plan: FitPlan, encoded: Encoded) -> Solution:
 
 def choose_and_refit(
     plan: FitPlan, passes: TextPasses, parts: KeptParts, measuring: Centring | MaxSim
-) -> tuple[dict[int, Choice], dict[int, RefittedPath]]:
+) -> tuple[dict[int, ChosenLayers], dict[int, RefittedPath]]:
     """Depth -> what its layers were compared with, and depth -> its path, for all paths of a plan."""
     raw, paths = passes.raw, plan.paths
-    choices: dict[int, Choice] = {}
+    choices: dict[int, ChosenLayers] = {}
     texts, label = passes.sampled(REFIT_TEXTS), None if plan.options.description is None else "Refitting layers"
     if plan.chosen:
         choices = parts(
             "choice",
-            lambda: choose(measuring, plan.chosen, QuickRefits.fit(raw, texts, plan.chosen, label), label),
+            lambda: choose_layers(measuring, plan.chosen, QuickRefits.fit(raw, texts, plan.chosen, label), label),
         )
         paths = dict(sorted((paths | {depth: choice.layers for depth, choice in choices.items()}).items()))
     refits = parts("refits", lambda: fit_paths(raw, texts, paths.values(), label))

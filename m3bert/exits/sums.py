@@ -175,22 +175,26 @@ class ExitMaps:
         self.joints: dict[int, Fit] = {}
         self.table: Fit | None = None
         if FEATURES in sums.rows:
-            table = sums.fit([FEATURES])
-            self.table = self._in_space(table)
-            # Static vectors in the target's space, as the model gives them: a projection with more dims than the
-            # hidden state reaches a part of that space.
-            of_features = []
-            for fit in (self._in_space(Fit(table.report, affine)) for affine in sums.tables(table.report)):
-                affine = fit.affine @ behind
-                if self._offset is not None:
-                    affine[0] += self._offset
-                of_features.append(affine)
-            for layer in sums.layers:
-                report, affine = sums.fit_with_table(layer, of_features)
-                state, static = affine[: 1 + self.width], affine[1 + self.width :]
-                if self._offset is not None:
-                    state[0] += self._offset @ static
-                self.joints[layer] = self._in_space(Fit(report, torch.cat([state, behind @ static])))
+            self._add_table(sums, behind)
+
+    def _add_table(self, sums: ExitSums, behind: torch.Tensor) -> None:
+        """Fit the static table, and the exits that read it; `behind` maps the common space to the target's."""
+        table = sums.fit([FEATURES])
+        self.table = self._in_space(table)
+        # Static vectors in the target's space, as the model gives them: a projection with more dims than the
+        # hidden state reaches a part of that space.
+        of_features = []
+        for fit in (self._in_space(Fit(table.report, affine)) for affine in sums.tables(table.report)):
+            affine = fit.affine @ behind
+            if self._offset is not None:
+                affine[0] += self._offset
+            of_features.append(affine)
+        for layer in sums.layers:
+            report, affine = sums.fit_with_table(layer, of_features)
+            state, static = affine[: 1 + self.width], affine[1 + self.width :]
+            if self._offset is not None:
+                state[0] += self._offset @ static
+            self.joints[layer] = self._in_space(Fit(report, torch.cat([state, behind @ static])))
 
     def _in_space(self, fit: Fit) -> Fit:
         if self._offset is None:

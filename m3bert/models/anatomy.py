@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..modeling.configuration_elastic import entries
-from ..modeling.modeling_elastic import layer_list, view
+from ..modeling.parts_elastic import layer_list, view
 
 
 ANATOMY = "anatomy"  # its key in the config, under `elastic`

@@ -25,7 +25,7 @@ SOURCE_FILES = (
 
 
 @contextmanager
-def naming(source: str | Path) -> Iterator[None]:
+def loading_from(source: str | Path) -> Iterator[None]:
     """Name a model in the error if it cannot be loaded: the libraries' message says that there is no connection."""
     try:
         yield

@@ -17,7 +17,8 @@ from m3bert.exits.queries import Measured, Queries
 from m3bert.exits.record import PathFit, RefittedPath
 from m3bert.exits.tokenized_texts import TokenizedTexts
 from m3bert.modeling.configuration_elastic import Elasticity
-from m3bert.modeling.modeling_elastic import layer_list, make_elastic, replaced
+from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.modeling.parts_elastic import layer_list, replaced
 from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
 from m3bert.trainers import TeacherEmbeddings, fit_exits
 from tests.elastic_repositories import config_of

@@ -13,7 +13,8 @@ from huggingface_hub import ModelCard
 from transformers import BertConfig, BertModel
 
 from m3bert.evaluation import GridResults, find_task
-from m3bert.hub_cards.card import CardSource, render_card
+from m3bert.hub_cards.card import render_card
+from m3bert.hub_cards.card_source import CardSource
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.metadata import Statements, with_edits
 from m3bert.hub_cards.publication import Options, describe, prepare

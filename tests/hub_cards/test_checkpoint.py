@@ -76,9 +76,9 @@ def test_only_what_belongs_to_a_model_is_published(work):
         (work / name).write_text("x")
     assert set(Checkpoint(work).files()) == {
         "1_Pooling/config.json", "config.json", "config_sentence_transformers.json", "configuration_elastic.py",
-        "configuration_m3bert.py", "files_elastic.py", "model.safetensors", "modeling_elastic.py",
-        "modeling_m3bert.py", "modules.json", "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json",
-        "training.json",
+        "configuration_m3bert.py", "files_elastic.py", "loading_elastic.py", "model.safetensors",
+        "modeling_elastic.py", "modeling_m3bert.py", "modules.json", "parts_elastic.py", "sentence_bert_config.json",
+        "tokenizer.json", "tokenizer_config.json", "training.json",
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from transformers import set_seed
 
 from m3bert.evaluation import GridEncoder, measure_latency
 from m3bert.hub_cards import onnx_graphs
-from m3bert.hub_cards.card import CardSource, render_card
+from m3bert.hub_cards.card import render_card
+from m3bert.hub_cards.card_source import CardSource
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.onnx_export import export_onnx, open_session
 from m3bert.hub_cards.onnx_graphs import Graph, GraphReport, embed_all, graph_table, onnx_engines, write_graphs

@@ -23,7 +23,8 @@ from transformers import (
 
 from m3bert.modeling.configuration_elastic import Elasticity, set_layers
 from m3bert.modeling.files_elastic import fingerprint_of
-from m3bert.modeling.modeling_elastic import layer_list, make_elastic, static_vectors
+from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.modeling.parts_elastic import layer_list, static_vectors
 from tests.conftest import refused
 from tests.elastic_repositories import FAMILIES, config_of
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves

@@ -19,7 +19,8 @@ from m3bert.commands.convert import main as convert
 from m3bert.commands.export import main as export_main
 from m3bert.commands.fit import layers_of_depth, main as fit
 from m3bert.evaluation import GridEncoder
-from m3bert.hub_cards.checkpoint import Checkpoint, files_of
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.files import files_of
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.auto import load_model

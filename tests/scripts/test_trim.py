@@ -27,7 +27,8 @@ from transformers import (
 from m3bert.commands.trim import main as trim
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.modeling.configuration_elastic import Elasticity
-from m3bert.models.trim import Vocabulary, trim as trim_to
+from m3bert.models.trim import trim as trim_to
+from m3bert.models.vocabulary import Vocabulary
 from m3bert.utils.durable import only_writer
 from tests.conftest import refused, save, tiny_config
 from tests.elastic_repositories import WIDTH, save_elastic

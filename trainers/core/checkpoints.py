@@ -49,7 +49,7 @@ def _is_json(file: Path) -> bool:
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading_tensors(what: str) -> Iterator[None]:
     """Turn the errors of a file of tensors that is broken into a ValueError that names it."""
     try:
         yield
@@ -72,7 +72,7 @@ def with_weights(module: Module, state_dict: Mapping[str, torch.Tensor]) -> Modu
 def load_weights(model: PreTrainedModel, folder: str) -> None:
     """Load the weights in `folder` into `model`, also exits, paths and static table, by way of a second model.
     ValueError if a file cannot be read, or a tensor is missing or has the wrong shape."""
-    with reading(f"The model in {folder}"):
+    with reading_tensors(f"The model in {folder}"):
         saved, info = type(model).from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())
     if missing := sorted(info["missing_keys"]):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from accelerate.utils import recursively_apply
 from datasets import IterableDataset
@@ -27,17 +25,17 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from ...data.dataset_checks import require_known_metric, require_one_batch
 from ...data.streams import Epochs
-from ...encode.granularity import Grid
 from ...encode.projection import Projection
-from ...encode.ranks import RankRows, rank, wait_for_all_ranks, world_size
-from ...encode.states import check_pooling, is_flash, unwrap_encoder
-from ...modeling.configuration_elastic import Elasticity, resolve_size
+from ...encode.ranks import RankRows, wait_for_all_ranks, world_size
+from ...encode.states import is_flash, unwrap_encoder
+from ...modeling.configuration_elastic import Elasticity
 from ...utils.durable import replacing_files, writing
 from .arguments import NestedTrainingArguments
-from .checkpoints import load_weights, part_of, reading
+from .checkpoints import load_weights, part_of, reading_tensors
 from .given import ONE_MODEL
 from .model import NestedModel, columns_of
 from .objective import Objective, Term, TermMeter
+from .preparation import check_objective, declare_grid, drop_stale_exits, even_batches, set_apart
 
 
 logger = logging.getLogger(__name__)
@@ -216,11 +214,11 @@ class NestedTrainer(Trainer):
         wait_for_all_ranks()  # before rank 0 writes the marker of a complete checkpoint
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with reading(f"The optimizer's state in {checkpoint}"):
+        with reading_tensors(f"The optimizer's state in {checkpoint}"):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with reading(f"The random state in {checkpoint}"):
+        with reading_tensors(f"The random state in {checkpoint}"):
             super()._load_rng_state(checkpoint)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -414,7 +412,7 @@ class NestedTrainer(Trainer):
         objective = self.nested.objective
         if objective.state_dict():
             file = Path(folder, OBJECTIVE_FILE)
-            with reading(f"The parameters of {type(objective).__name__} in {file}"):
+            with reading_tensors(f"The parameters of {type(objective).__name__} in {file}"):
                 objective.load_state_dict(load_file(file))
 
     def _load_best_model(self) -> None:
@@ -422,58 +420,3 @@ class NestedTrainer(Trainer):
             super()._load_best_model()
         else:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
-
-
-def even_batches(rows: int, size: int) -> list[list[int]]:
-    """The rows of this rank in each batch of an evaluation: all rows once, in batches of all ranks that differ by one
-    row at most, so that no last batch has a single row, which a contrastive loss has nothing to compare with. A rank
-    has at most `size` rows, or two where one each would leave some rank without."""
-    batches = min(math.ceil(rows / (size * world_size())), rows // world_size())
-    if not batches:
-        raise ValueError(f"The evaluation data has {rows} rows, too few for {world_size()} process(es).")
-    parts = np.array_split(np.arange(rows), batches)
-    return [np.array_split(part, world_size())[rank()].tolist() for part in parts]
-
-
-def check_objective(objective: Objective, config: Any, projection: Projection | None) -> None:
-    """Check before training that a model has what the objective reads, and that it could be saved with the grid."""
-    if projection is not None:
-        projection.validate(objective, config)
-    objective.validate(config)
-    if objective.pooling is not None:
-        check_pooling(objective.pooling, config)
-    if projection is None and objective.layers:
-        declare_grid(copy.deepcopy(config), objective.grid)
-
-
-def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
-    """Move parameters of a new optimizer into groups with this learning rate, which keep all other options."""
-    moved = {id(parameter) for parameter in parameters}
-    for group in list(optimizer.param_groups):
-        apart = [parameter for parameter in group["params"] if id(parameter) in moved]
-        if apart:
-            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in moved]
-            options = {key: value for key, value in group.items() if key not in ("params", "initial_lr")}
-            optimizer.add_param_group({**options, "params": apart, "lr": lr})
-    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
-
-
-def declare_grid(config: Any, grid: Grid) -> None:
-    """Write the trained grid into a model's config, under the names that m3BERT and inference engines read. ValueError
-    if the config's default granularity is not in the grid."""
-    config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
-    resolve_size(config)
-    if config.model_type != "m3bert":  # which derives these two
-        config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
-
-
-def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
-    """Remove exits and paths of depths outside the grid: training moves the hidden states that they were fitted to."""
-    spec = Elasticity.of(encoder.config)
-    stale = sorted({*spec.aligned} - {*grid.layers})
-    if stale:
-        logger.warning(
-            f"The exits of depths {', '.join(map(str, stale))} are dropped: the grid {grid} does not train them. "
-            "To fit them again after training, use `m3bert fit`."
-        )
-        encoder.drop_depths(stale)

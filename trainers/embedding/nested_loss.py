@@ -12,7 +12,7 @@ from ...encode.ranks import world_size
 from ...models.settings import EmbeddingSettings
 from ..core.model import NestedModel
 from ..core.objective import Objective
-from ..core.trainer import declare_grid
+from ..core.preparation import declare_grid
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ...utils.help_texts import described
 from ...utils.papers import Identity
 from ..core.composition import Composition
 from ..core.objective import Objective
-from ..core.trainer import set_apart
+from ..core.preparation import set_apart
 from ..distillation.objective import DistillationConfig, DistillationTrainer
 from .cross_depth import CrossDepth
 from .teacher_space import TeacherSpace

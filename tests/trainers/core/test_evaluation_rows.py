@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
-from m3bert.trainers.core.trainer import even_batches
+from m3bert.trainers.core.preparation import even_batches
 from tests.conftest import quiet, refused, word_tokenizer
 from tests.trainers.tiny_run import masked_dataset, pair_config, quiet_model, run_two
 
