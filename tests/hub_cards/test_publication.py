@@ -42,7 +42,7 @@ def test_what_travels_is_what_a_user_of_the_model_needs(work, tmp_path):
     assert set(publication.sizes()) == {"README.md", *Checkpoint(work).files()}
     assert {"optimizer.pt", "notes.md"} <= set(publication.left_out)
     lines = [line.strip() for line in publication.listing().splitlines()]
-    assert lines[0].startswith("user/model: 15 files, ") and "stays here  optimizer.pt" in lines
+    assert lines[0].startswith("user/model: 17 files, ") and "stays here  optimizer.pt" in lines
     weights = publication.folder / "model.safetensors"
     assert weights.read_bytes() == (work / "model.safetensors").read_bytes()
 
