@@ -16,8 +16,8 @@ are embedded by the deepest path alone. `benchmarks.reproduction.encoders` makes
 `m3bert trim` makes e5 smaller, with the same vectors. paths_with_exits_*.json hold the results of an earlier form of
 paths, with an exit, on other texts.
 
-With `--candidates`, all lists of layers with one gap, and their neighbours, are refitted to the same texts. This tells
-how far the chosen list is from the best.
+With `--candidates`, all lists of layers with one gap, and their neighbours, are refitted to the same texts, and moved
+to the mean of the whole model where a fit would do so. This tells how far the chosen list is from the best.
 
 smollm2 is a decoder: a path of it is refitted to some of these texts, and others are embedded by the path and by the
 whole model, as the mean of the last hidden states. Its score is the share of the ten nearest other texts that stay,
@@ -50,9 +50,12 @@ from benchmarks.reproduction.study import (
 from m3bert.commands import fit
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder
+from m3bert.exits.centred import Centring
 from m3bert.exits.layer_lists import candidates_of, neighbours_of
 from m3bert.exits.passes import RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
+from m3bert.exits.queries import Queries
+from m3bert.exits.solve import AfterLast
 from m3bert.exits.tokenized_texts import TokenizedText, TokenizedTexts
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
@@ -200,11 +203,16 @@ def score_candidates(name: str, source: str, data: Path) -> None:
     splits = [layers for depth in DEPTHS[name] for layers in candidates_of(depth, last)]
     lists = [*dict.fromkeys(each for layers in splits for each in (layers, *neighbours_of(layers)))]
     lists = [layers for layers in lists if listed(layers) not in finished(f"candidates_{name}")]
-    groups = TextPasses(raw, texts, None, None).sampled(CANDIDATE_TEXTS)
+    passes = TextPasses(raw, texts, None, None)
+    groups, spans = passes.sampled(CANDIDATE_TEXTS), passes.spans(prompt, MAX_LENGTH)
+    passages = torch.cat(passes.targets(groups, None))
+    of_spans = Queries.of(zip(spans, passes.targets(spans, None), strict=True), passages)
+    centring = Centring.of(raw, of_spans, AfterLast(None))
     settings_of = {"texts": len(texts), "texts of a refit": CANDIDATE_TEXTS}
     for start in range(0, len(lists), AT_ONCE):
         for path in fit_paths(raw, groups, lists[start : start + AT_ONCE], "Refitting layers"):
             depth, scores = len(path.fit.layers), dict[str, float]()
+            path = centring.centred({depth: path})[depth]
             model.set_depths(paths={depth: (path.fit.layers, path.tensors)})
             for test, evaluator in tests.items():
                 queries = truncate(raw.pooled(ids[test], [depth])[depth], width, normalize=True)

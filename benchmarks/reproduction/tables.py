@@ -230,15 +230,25 @@ def late() -> str:
 
 
 def paths_candidates() -> str:
-    """nDCG@10 of queries by every list of layers that a fit compares, and its share."""
-    content, full = results("candidates_minilm"), results("paths_minilm")
-    tests = [f"{test} asymmetric" for test in RETRIEVAL]
-    whole = mean_of(full, "full", tests, FULL)
-    rows = [
-        [run.replace(",", ", "), with_share(mean_of(content, run, tests, f"{depth_of(run)}x384"), whole)]
-        for run in content["scores"]
-    ]
-    return titled(content, markdown(["layers of all-MiniLM-L6-v2", "documents by all layers"], rows))
+    """nDCG@10 of queries by the best three lists of layers of each depth, and by the list that a fit takes."""
+    blocks, tests = [], [f"{test} asymmetric" for test in RETRIEVAL]
+    for name in ("minilm", "e5"):
+        content, paths = results(f"candidates_{name}"), results(f"paths_{name}")
+        whole = mean_of(paths, "full", tests, next(iter(paths["scores"]["full"]["0"][tests[0]])))
+        scores = {run: mean_of(content, run, tests, f"{depth_of(run)}x384") for run in content["scores"]}
+        rows = []
+        for depth, fit in paths["settings"]["fit"]["paths"].items():
+            ranked = sorted(
+                (run for run in scores if depth_of(run) == int(depth)), key=scores.__getitem__, reverse=True
+            )
+            taken = ",".join(map(str, fit["layers"]))
+            for place, run in enumerate(ranked, start=1):
+                if place <= 3 or run == taken:
+                    share = with_share(scores[run], whole)
+                    rows.append([run.replace(",", ", "), f"{place} of {len(ranked)}", share, "yes" * (run == taken)])
+        header = [f"layers of {PATH_ENCODERS[name]}", "place", "documents by all layers", "taken by the fit"]
+        blocks.append(titled(content, markdown(header, rows)))
+    return "\n\n".join(blocks)
 
 
 def trained_paths() -> str:
