@@ -11,9 +11,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from ..evaluation.results import GridResults
 from ..models.settings import EmbeddingSettings
 from ..utils import papers
+from ..utils.hashing import sha256_of
 from . import words
 from .card_source import CardSource
-from .checkpoint import sha256_of
 from .choices import ENOUGH
 from .costs import costs, depth_table, dim_table, tokens_counted
 from .figures import LEADS

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: what it is, what it remembers, and which of its files are published."""
+"""A checkpoint on disk: what it is, what it remembers, and the code that it runs."""
 
 from __future__ import annotations
 

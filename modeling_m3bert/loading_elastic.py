@@ -44,7 +44,7 @@ from .parts_elastic import ElasticParts, check_parts, in_source, layer_list
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as _Model
 else:
-    _Model = object
+    _Model = object  # at run time, the native class stands behind these mixins
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
 
 
@@ -177,11 +177,11 @@ class ElasticLoading(_Model):
         encoder.loaded_from = loading.source.with_settings()
         self.eval()
 
-    def _leave_out(self, loading: Loading) -> None:
-        """Remove what does not run, before weights are read. The layers that run keep their numbers in the source
-        until then: some encoders read these when they are built."""
+    def _begin_loading(self, loading: Loading) -> None:
+        """Remove what does not run, before the library reads the weights. The layers that run keep their numbers in
+        the source until then: some encoders read these when they are built."""
         encoder: Any = self.base_model
-        size = loading.size
+        encoder.loading, size = loading, loading.size
         if size.is_whole:
             return
         loading.layers, layers = layer_list(encoder, encoder.config.num_hidden_layers)

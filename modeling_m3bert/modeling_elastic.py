@@ -1,5 +1,5 @@
 """
-Elastic encoders, 5 of 5: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
+Elastic encoders, 5 of 5: any encoder of transformers, run with some of its layers and the first of its dimensions.
 
 [`ElasticMixin`] adds exits, paths and a static table to the native class. A loaded size is the native model of the
 layers that run, and its exit.
@@ -42,8 +42,7 @@ class ElasticMixin(ElasticLoading):
             encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
         if loading is not None:
-            encoder.loading = loading
-            self._leave_out(loading)
+            self._begin_loading(loading)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)

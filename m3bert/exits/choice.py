@@ -37,7 +37,7 @@ def choose_layers(
         for _ in range(2):
             for layers in lists:
                 if layers not in measures:
-                    measures[layers], _shift = measuring.measured({depth: ([*layers], refits.of(layers))})[depth]
+                    measures[layers], _ = measuring.measured({depth: ([*layers], refits.of(layers))})[depth]
             ranked = sorted(measures, key=measures.__getitem__)  # the closest to the whole model first
             lists = neighbours_of(ranked[0])
         compared = {",".join(map(str, layers)): measures[layers].retrieval for layers in ranked}

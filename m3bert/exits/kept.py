@@ -22,7 +22,7 @@ from .sums import ExitSums
 
 
 logger = logging.getLogger(__name__)
-VERSION = 3  # raise it where the same fit has other parts
+VERSION = 4  # raise it where the same fit has other parts
 CONTENT = "content"  # the tensor that holds the JSON
 OBJECTS = {kind.__name__: kind for kind in (ChosenLayers, ExitSums, Moments, PathFit, RefittedPath)}
 

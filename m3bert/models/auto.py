@@ -12,7 +12,7 @@ from transformers.models.auto import auto_factory, configuration_auto
 
 from ..modeling import modeling_elastic
 from ..modeling.files_elastic import AUTO_CLASSES, Source
-from ..modeling.modeling_elastic import ElasticConfig
+from ..modeling.loading_elastic import ElasticConfig
 from .settings import safetensors_only
 
 

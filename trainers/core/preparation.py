@@ -1,4 +1,4 @@
-"""What is done to a model, an optimizer and the rows of an evaluation before a trainer uses them."""
+"""What a trainer prepares: the grid of a model, the groups of an optimizer, the batches of an evaluation."""
 
 from __future__ import annotations
 
