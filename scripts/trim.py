@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -97,8 +98,7 @@ def main(arguments: list[str]) -> None:
         if options.files:
             texts = texts_of(options.files, options, place.source)
         else:
-            rows = articles(options.languages, options.articles)
-            texts = lambda: rows  # noqa: E731
+            texts = partial(iter, articles(options.languages, options.articles))  # a new iterator at each call
         from ..models.trim import trim
 
         with replacing_files(place.output_dir, stale=MODEL_FILES if options.overwrite else ()) as draft:

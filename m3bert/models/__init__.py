@@ -1,1 +1,1 @@
-"""Encoders on this machine: loading, anatomy, conversion, trimming, and settings. None of it travels with a checkpoint."""
+"""Encoders on this machine: loading, anatomy, conversion, trimming and settings. None of it travels with a model."""
