@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..encode.quantizer import QUANTIZER_FOLDER
-from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER
+from ..modeling.files_elastic import PARTS_FILE, PARTS_FOLDER
 from ..models.settings import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
 from ..utils.typed import read_json
 from .training_record import RECORD_FILE
@@ -21,7 +21,7 @@ TOKENIZER_FILES = (
 # What is published of a checkpoint beside its code and modules: no pickles, no optimizer state, no data.
 PUBLISHED = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors"),
-    *("model-*-of-*.safetensors", f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", f"{EXTRAS_FOLDER}/to_target.npy", RECORD_FILE),
+    *("model-*-of-*.safetensors", PARTS_FILE, f"{PARTS_FOLDER}/to_target.npy", RECORD_FILE),
     *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE),
     *(f"{QUANTIZER_FOLDER}/{name}" for name in ("config.json", "model.safetensors", RECORD_FILE)),
     *(*TOKENIZER_FILES, *LICENSES),

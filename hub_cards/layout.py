@@ -15,7 +15,7 @@ from transformers import TorchAoConfig
 from ..encode.granularity import Granularity
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
-from ..modeling.files_elastic import EXTRAS_FOLDER
+from ..modeling.files_elastic import PARTS_FOLDER
 from ..models.settings import MODULES_FILE, EmbeddingSettings
 from ..utils.durable import replace_text
 from ..utils.extras import require_extra
@@ -172,7 +172,7 @@ def _lay_out_encoder(
         left_out = (*checkpoint.quantizer_code(), QUANTIZER_FOLDER) if loses_quantizer else ()
         if is_part or options.quantize:
             _rebuild(checkpoint, folder, options)
-            left_out = (*left_out, "model", EXTRAS_FOLDER)
+            left_out = (*left_out, "model", PARTS_FOLDER)
         for name in checkpoint.files():
             if not name.startswith(left_out):
                 _add(checkpoint.folder / name, folder / name)

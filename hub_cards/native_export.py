@@ -37,7 +37,7 @@ SERVED_TYPES = (
     *("nomic_bert", "qwen2", "qwen3", "gemma3_text", "mistral", "llama"),
 )
 SERVED = "text-embeddings-inference"
-AffineMap = tuple[torch.Tensor, torch.Tensor | None]  # weight `(dim, hidden_size)` and bias `(dim,)`
+OutputMap = tuple[torch.Tensor, torch.Tensor | None]  # weight `(dim, hidden_size)` and bias `(dim,)`
 
 
 def export_native(
@@ -182,7 +182,7 @@ def copy_quantizer(checkpoint: Checkpoint, folder: Path, size: Granularity) -> N
         shutil.copyfile(checkpoint.code()[name], folder / name)
 
 
-def dense_of(to_output: AffineMap | None, projection: Projection | None, dim: int, width: int) -> Projection | None:
+def dense_of(to_output: OutputMap | None, projection: Projection | None, dim: int, width: int) -> Projection | None:
     """The map from the pooled hidden state of a native encoder to the embedding: `to_output`, which gives the output
     of the elastic encoder, then the projection of its checkpoint. `None` if the hidden state is the embedding."""
     if to_output is None and projection is None:

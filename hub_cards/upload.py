@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 )
 
 from ..encode.quantizer import QUANTIZER_FOLDER
-from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER
+from ..modeling.files_elastic import PARTS_FILE
 from ..models.settings import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
 from .onnx_graphs import QUALITY
 from .training_record import RECORD_FILE
@@ -30,7 +30,7 @@ GENERATED_FILES = (
     *("config.json", ADAPTER_CONFIG, ADAPTER_WEIGHTS),  # with both configs, a reader may take either for the model
     *("figures/heat_map_*.png", "figures/quality_*.png", "figures/variances_*.png", "figures/asymmetric_search.png"),
     *("onnx/model*.onnx", "model.safetensors", "model-[0-9]*-of-[0-9]*.safetensors", "model.safetensors.index.json"),
-    *(f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", f"{QUANTIZER_FOLDER}/*", "[0-9]_[A-Z]*/*"),
+    *(PARTS_FILE, f"{QUANTIZER_FOLDER}/*", "[0-9]_[A-Z]*/*"),
     *("router_config.json", "query_[0-9]_*/*", "document_[0-9]_*/*"),
 )
 

@@ -234,5 +234,3 @@ class M3BertConfig(PreTrainedConfig):
 
 
 M3BertConfig.register_for_auto_class()
-
-__all__ = ["AUTO_MAP", "M3BertConfig"]

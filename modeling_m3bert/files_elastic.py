@@ -35,7 +35,7 @@ from .configuration_elastic import SIZE, Elasticity, entries, resolve_size
 
 
 CODE_FILES = tuple(f"{name}_elastic.py" for name in ("configuration", "files", "parts", "loading", "modeling"))
-EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
+PARTS_FOLDER, PARTS_FILE = "elastic", "elastic/weights.safetensors"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")
@@ -179,10 +179,6 @@ def of_variant(file: str, variant: str | None) -> str:
     return file if variant is None else f"{start}.{variant}.{end}"
 
 
-def parts_file(variant: str | None) -> str:
-    return f"{EXTRAS_FOLDER}/{of_variant(EXTRAS_FILE, variant)}"
-
-
 def shards_in(index: str | Path | None) -> list[str]:
     """The files that the index of sharded weights names; none if there is no index."""
     if index is None or not Path(index).is_file():
@@ -217,7 +213,7 @@ def fingerprint_of(files: Iterable[str | Path]) -> str:
 def read_parts(source: Source, elastic: Elasticity) -> dict[str, torch.Tensor]:
     """The parts of some depths, by their names in the file; none if there is no file. Raises a ValueError if the file
     is broken or incomplete, or was made for other weights than those beside it."""
-    file = source.file(parts_file(source.variant))
+    file = source.file(of_variant(PARTS_FILE, source.variant))
     if file is None:
         return {}
     try:
@@ -242,7 +238,7 @@ def write_parts(
 ) -> None:
     """Write the tensors of [`ElasticParts`] beside the weights that they were made for, which are in the folder.
     Unless `exact`, the table becomes float16."""
-    file = folder / parts_file(variant)
+    file = folder / of_variant(PARTS_FILE, variant)
     if not tensors:
         file.unlink(missing_ok=True)
         return
@@ -258,7 +254,7 @@ def plain_if_lost(config: PretrainedConfig, source: Source, asked: Mapping[str, 
     """The config of the plain encoder, with a warning, if the file of the parts that a config names is not there. This
     happens after a save by the source's class. A saved size cannot fall back, so it is left as it is. Raises a
     ValueError if `asked`, an `output_layer` or an `output_dim`, is less than all of a plain encoder."""
-    elastic, file = entries(config), parts_file(source.variant)
+    elastic, file = entries(config), of_variant(PARTS_FILE, source.variant)
     if Elasticity.of(config).has_tensors and "source_layers" not in elastic and not source.file(file):
         warnings.warn(f"{source.name} has no {file}, so it is the plain encoder, at its full size.", stacklevel=2)
         config = copy.deepcopy(config)
@@ -274,7 +270,7 @@ def plain_if_lost(config: PretrainedConfig, source: Source, asked: Mapping[str, 
 # What is written beside the weights
 
 
-def describe(folder: Path, *, native: bool) -> None:
+def add_code(folder: Path, *, native: bool) -> None:
     """Put this code beside the config of an elastic model that is no m3BERT, and name it there. Unless the folder
     loads without this code, as the `native` model, its model type is one that needs the code, so that a size never
     loads without its exit."""

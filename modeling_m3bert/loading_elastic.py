@@ -25,11 +25,11 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from .configuration_elastic import PER_LAYER, SIZE, Elasticity, Size, cut_config, entries, resolve_size
 from .files_elastic import (
     INDEX,
+    PARTS_FILE,
     WEIGHTS,
     Source,
-    describe,
+    add_code,
     of_variant,
-    parts_file,
     plain_if_lost,
     read_parts,
     shards_in,
@@ -48,15 +48,15 @@ else:
 PUSH_OPTIONS = ("repo_id", "private", "revision", "token", "create_pr", "commit_message", "commit_description")
 
 
-class Named:
-    """A class that the files of a repository name."""
+class AutoMapClass:
+    """A class that `auto_map` in the config of a repository names."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = None) -> None:
         """Nothing: the library would name only one of these classes."""
 
 
-class ElasticConfig(Named):
+class ElasticConfig(AutoMapClass):
     """Loads the config of an elastic repository: the native one, with the key `elastic`."""
 
     @classmethod
@@ -81,19 +81,117 @@ class ElasticConfig(Named):
 
 @dataclass
 class Loading:
-    """How a model is loaded: from a source, at a size. Of a smaller size, `layers` names its list of layers, and
-    `left_out` is a pattern of the tensors that it does not read."""
+    """
+    A model that is loaded at a size: what happens before and after the library reads the weights.
+
+    Args:
+        source ([`Source`]): Where its files are.
+        size ([`Size`]): The size.
+        list_name (`str`): Name of the list of layers, of a smaller size.
+        left_out (`str`): Pattern of the tensors that a smaller size does not read.
+    """
 
     source: Source
     size: Size
-    layers: str = ""
+    list_name: str = ""
     left_out: str = ""
+
+    def before_weights(self, model: Any) -> None:
+        """Remove what does not run. The layers that run keep their numbers in the source until the weights are read:
+        tensors have these in their names, and some encoders read them when they are built."""
+        encoder = model.base_model
+        encoder.loading = self
+        if self.size.is_whole:
+            return
+        self.list_name, layers = layer_list(encoder, encoder.config.num_hidden_layers)
+        if self.size.depth > 0:
+            numbers = [str(number) for number in range(len(layers)) if number + 1 not in self.size.layers]
+            left_out = [f"{self.list_name}.{number}" for number in numbers]
+            for number in numbers:
+                delattr(layers, number)
+        else:
+            left_out = [name for name, _ in encoder.named_children() if name != "elastic"]
+            for name in left_out:
+                is_list = isinstance(getattr(encoder, name), nn.ModuleList)
+                setattr(encoder, name, nn.ModuleList() if is_list else nn.Module())
+        self.left_out = rf"(^|\.)({'|'.join(map(re.escape, left_out))})\."
+        ignored: Any = getattr(model, "_keys_to_ignore_on_load_unexpected", None)
+        kind = list if ignored is None else type(ignored)  # a set, since transformers 5.12
+        model._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), self.left_out])
+
+    def after_weights(self, model: Any) -> None:
+        """Make the model one of the size, with its parts. A second call does nothing."""
+        encoder: Any = model.base_model
+        if encoder.loading is None:
+            return
+        del encoder.loading
+        if any(parameter.is_meta for parameter in model.parameters()):
+            model.tie_weights()  # transformers 5.3 leaves this out in remote code
+        spec = Elasticity.of(encoder.config)
+        if not self.size.is_whole:
+            spec = spec.of_depths([self.size.depth])
+            if self.size.depth > 0:
+                self.number_layers(encoder)
+            self.cut_configs(encoder)
+            for each in (model, encoder):  # the head of an m3BERT has the patterns of its encoder
+                if ignored := each._keys_to_ignore_on_load_unexpected:
+                    rest = [pattern for pattern in ignored if pattern != self.left_out]
+                    each._keys_to_ignore_on_load_unexpected = type(ignored)(rest)
+        if spec.depths or spec.exits:
+            self.add_parts(encoder, spec, vars(model).get("hf_device_map"))
+        encoder.loaded_from = self.source.with_settings()
+        model.eval()
+
+    def number_layers(self, encoder: Any) -> None:
+        """Number the layers that are left as a native model of them does."""
+        path, _, leaf = self.list_name.rpartition(".")
+        running = nn.ModuleList(encoder.get_submodule(self.list_name).children())
+        setattr(encoder.get_submodule(path), leaf, running)
+        for place, layer in enumerate(running):
+            for module in layer.modules():
+                if "layer_idx" in vars(module):  # of its keys and values in a cache
+                    vars(module)["layer_idx"] = place
+
+    def cut_configs(self, encoder: Any) -> None:
+        """Make the config that of a native model of the depth. It remembers what the source has."""
+        config, whole = encoder.config, encoder.config.num_hidden_layers
+        names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
+        source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
+        cut_config(config, self.size.depth)
+        if encoder.made_of and config.elastic:
+            config.elastic["source"] = source
+        for module in encoder.modules():  # some have a copy of the config
+            if getattr(vars(module).get("config"), "num_hidden_layers", None) == whole:
+                module.config = config
+
+    def add_parts(self, encoder: Any, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
+        """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are:
+        the first accelerator of a device map, which runs what is offloaded."""
+        config, source, depth = encoder.config, self.source, encoder.config.num_hidden_layers
+        tensors = read_parts(source, spec)
+        check_parts(encoder, tensors, Elasticity.of(config), f"{source.name}/{of_variant(PARTS_FILE, source.variant)}")
+        like = next(encoder.parameters(), torch.empty(0, dtype=dtype_of(config)))
+        main = like.device
+        if device_map is not None:
+            accelerators = [place for place in device_map.values() if str(place) not in ("cpu", "disk")]
+            main = torch.device(accelerators[0] if accelerators else "cpu")
+        last = next((each.device for each in layer_list(encoder, depth)[1][-1].parameters()), main) if depth else main
+        last = main if last.type == "meta" else last
+        placed = {key: value.to(main if key == "table" else last, like.dtype) for key, value in tensors.items()}
+        parts = ElasticParts(placed)
+        if not self.size.is_whole:
+            for key, matrix in parts.refitted(depth).items():
+                replace_weight(encoder, key, matrix.detach())
+            parts.paths = nn.ModuleDict()
+        encoder.elastic = parts.eval()
 
 
 class ElasticLoading(_Model):
     """The part of [`~modeling_elastic.ElasticMixin`] that loads and saves encoders, and encoders with a head."""
 
     elastic: ElasticParts
+    loaded_from: Source
+    loading: Loading | None = None  # until the weights are read
     made_of: tuple[type, bool] | None = None  # native class, and whether it has a head; `None` for m3BERT
 
     @classmethod
@@ -136,7 +234,7 @@ class ElasticLoading(_Model):
         Elasticity.of(config).validate(config)
         loading = Loading(source, Size.of(config))
         if kwargs.get("force_download"):
-            source.file(parts_file(source.variant), force_download=True)
+            source.file(of_variant(PARTS_FILE, source.variant), force_download=True)
         try:
             model, info = super().from_pretrained(
                 name, *args, config=config, loading=loading, output_loading_info=True, **kwargs
@@ -149,98 +247,10 @@ class ElasticLoading(_Model):
                 f"{name} is incomplete or of another architecture: {len(missing)} tensors of the encoder are missing, "
                 f"such as {missing[0]}."
             )
-        model._finish_loading()
+        loading.after_weights(model)
         if adapter_path is not None and not model._hf_peft_config_loaded:  # one beside the weights is
             model.load_adapter(adapter_path, adapter_kwargs=adapter)
         return (model, info) if output_loading_info else model
-
-    def _finish_loading(self) -> None:
-        """Reduce the model that the library has read to its size. A second call does nothing."""
-        encoder: Any = self.base_model
-        loading: Loading | None = vars(encoder).pop("loading", None)
-        if loading is None:
-            return
-        if any(parameter.is_meta for parameter in self.parameters()):
-            self.tie_weights()  # transformers 5.3 leaves this out in remote code
-        size, spec = loading.size, Elasticity.of(encoder.config)
-        if not size.is_whole:
-            spec = spec.of_depths([size.depth])
-            if size.depth > 0:
-                encoder._number_layers(loading.layers)
-            encoder._cut_config(size.depth)
-            for model in (self, encoder):
-                if ignored := model._keys_to_ignore_on_load_unexpected:
-                    rest = [pattern for pattern in ignored if pattern != loading.left_out]
-                    model._keys_to_ignore_on_load_unexpected = type(ignored)(rest)
-        if spec.depths or spec.exits:
-            encoder._read_parts(loading, spec, vars(self).get("hf_device_map"))
-        encoder.loaded_from = loading.source.with_settings()
-        self.eval()
-
-    def _begin_loading(self, loading: Loading) -> None:
-        """Remove what does not run, before the library reads the weights. The layers that run keep their numbers in
-        the source until then: some encoders read these when they are built."""
-        encoder: Any = self.base_model
-        encoder.loading, size = loading, loading.size
-        if size.is_whole:
-            return
-        loading.layers, layers = layer_list(encoder, encoder.config.num_hidden_layers)
-        if size.depth > 0:
-            numbers = {*range(1, len(layers) + 1)}.difference(size.layers)
-            left_out = [f"{loading.layers}.{number - 1}" for number in sorted(numbers)]
-            for number in numbers:
-                delattr(layers, str(number - 1))
-        else:
-            left_out = [name for name, _ in encoder.named_children() if name != "elastic"]
-            for name in left_out:
-                is_list = isinstance(getattr(encoder, name), nn.ModuleList)
-                setattr(encoder, name, nn.ModuleList() if is_list else nn.Module())
-        loading.left_out = rf"(^|\.)({'|'.join(map(re.escape, left_out))})\."
-        ignored: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
-        kind = list if ignored is None else type(ignored)  # a set, since transformers 5.12
-        self._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), loading.left_out])
-
-    def _number_layers(self, name: str) -> None:
-        """Number the layers of the list of this name that are there as a native model of them does."""
-        path, _, leaf = name.rpartition(".")
-        running = nn.ModuleList(self.get_submodule(name).children())
-        setattr(self.get_submodule(path), leaf, running)
-        for place, layer in enumerate(running):
-            for module in layer.modules():
-                if "layer_idx" in vars(module):  # of its keys and values in a cache
-                    vars(module)["layer_idx"] = place
-
-    def _cut_config(self, depth: int) -> None:
-        """Make the config that of a native model of a depth. It remembers what the source has."""
-        config, whole = self.config, self.config.num_hidden_layers
-        names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
-        source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
-        cut_config(config, depth)
-        if self.made_of and config.elastic:
-            config.elastic["source"] = source
-        for module in self.modules():  # some have a copy of the config
-            if getattr(vars(module).get("config"), "num_hidden_layers", None) == whole:
-                module.config = config
-
-    def _read_parts(self, loading: Loading, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
-        """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are:
-        the first accelerator of a device map, which runs what is offloaded."""
-        config, source, depth = self.config, loading.source, self.config.num_hidden_layers
-        tensors = read_parts(source, spec)
-        check_parts(self, tensors, Elasticity.of(config), f"{source.name}/{parts_file(source.variant)}")
-        like = next(self.parameters(), torch.empty(0, dtype=dtype_of(config)))
-        main = like.device
-        if device_map is not None:
-            accelerators = [place for place in device_map.values() if str(place) not in ("cpu", "disk")]
-            main = torch.device(accelerators[0] if accelerators else "cpu")
-        last = next((value.device for value in layer_list(self, depth)[1][-1].parameters()), main) if depth else main
-        places = {True: main, False: main if last.type == "meta" else last}
-        parts = ElasticParts({key: value.to(places[key == "table"], like.dtype) for key, value in tensors.items()})
-        if not loading.size.is_whole:
-            for key, matrix in parts.refitted(depth).items():
-                replace_weight(self, key, matrix.detach())
-            parts.paths = nn.ModuleDict()
-        self.elastic = parts.eval()
 
     # Saving, and adapters, of encoders and heads
 
@@ -307,11 +317,12 @@ class ElasticLoading(_Model):
             (single if shards and all(shard.is_file() for shard in shards) else index).unlink()
         write_parts(folder, parts, exact=exact, variant=variant)
         if entries(encoder.config) and not has_own_code:
-            describe(folder, native=is_native)
+            add_code(folder, native=is_native)
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
         """As in the library. Raises a ValueError if the adapter was trained at another size, or on another source."""
-        self._finish_loading()  # of one beside the model, which the library loads after the weights
+        if (loading := self.base_model.loading) is not None:  # the library loads an adapter beside the weights itself
+            loading.after_weights(self)
         report = super().load_adapter(*args, **kwargs)
         name = kwargs.get("adapter_name", args[1] if len(args) > 1 else None) or "default"
         trained, size = (self.peft_config[name].auto_mapping or {}).get("elastic", {}), self._adapted_size()

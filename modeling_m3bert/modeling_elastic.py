@@ -21,8 +21,8 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_elastic import SIZE, Elasticity, Size, entries, for_new_weights, resolve_size
-from .files_elastic import Source, plain_if_lost, source_of
-from .loading_elastic import ElasticConfig, ElasticLoading, Loading, Named
+from .files_elastic import HEADS, Source, plain_if_lost, source_of
+from .loading_elastic import AutoMapClass, ElasticConfig, ElasticLoading, Loading
 from .parts_elastic import ElasticParts, check_parts, layer_list, replaced, static_vectors, view
 
 
@@ -42,7 +42,7 @@ class ElasticMixin(ElasticLoading):
             encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
         if loading is not None:
-            self._begin_loading(loading)
+            loading.before_weights(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)
@@ -93,7 +93,8 @@ class ElasticMixin(ElasticLoading):
         else:
             if "use_cache" in inspect.signature(self.forward).parameters:
                 kwargs["use_cache"] = False  # the layers have other numbers in a cache
-            output = self.at(size.depth).native_forward(*args, return_dict=True, **kwargs)
+            shallow = view(self, size.layers, self.layers_at(size.depth))
+            output = shallow.native_forward(*args, return_dict=True, **kwargs)
         output.last_hidden_state = self.exit_state(size.depth, output.last_hidden_state, size.dim, static)
         as_dict = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
@@ -146,10 +147,6 @@ class ElasticMixin(ElasticLoading):
             tensors = {key.removeprefix(start): value for key, value in refitted.items() if key.startswith(start)}
             layers.append(replaced(layer, tensors) if tensors else layer)
         return layers
-
-    def at(self, depth: int) -> Any:
-        """A [`view`] of the native model at a depth, without its exit."""
-        return view(self, Elasticity.of(self.config).layers_of(depth), self.layers_at(depth))
 
     # Depths
 
@@ -291,7 +288,7 @@ def make_elastic(model: Any) -> Any:
     return model
 
 
-class ElasticModel(Named):
+class ElasticModel(AutoMapClass):
     """Loads an elastic repository at a size: an instance of the native class of its config."""
 
     auto_class = "AutoModel"
@@ -341,37 +338,11 @@ class ElasticModel(Named):
         return cls.native_class(config)._from_config(for_new_weights(config), **kwargs)
 
 
-class ElasticForCausalLM(ElasticModel):
-    auto_class = "AutoModelForCausalLM"
-
-
-class ElasticForMaskedLM(ElasticModel):
-    auto_class = "AutoModelForMaskedLM"
-
-
-class ElasticForMultipleChoice(ElasticModel):
-    auto_class = "AutoModelForMultipleChoice"
-
-
-class ElasticForNextSentencePrediction(ElasticModel):
-    auto_class = "AutoModelForNextSentencePrediction"
-
-
-class ElasticForPreTraining(ElasticModel):
-    auto_class = "AutoModelForPreTraining"
-
-
-class ElasticForQuestionAnswering(ElasticModel):
-    auto_class = "AutoModelForQuestionAnswering"
-
-
-class ElasticForSequenceClassification(ElasticModel):
-    auto_class = "AutoModelForSequenceClassification"
-
-
-class ElasticForTokenClassification(ElasticModel):
-    auto_class = "AutoModelForTokenClassification"
-
+# One class for each head, such as ElasticForMaskedLM.
+globals().update(
+    (f"ElasticFor{head}", type(f"ElasticFor{head}", (ElasticModel,), {"auto_class": f"AutoModelFor{head}"}))
+    for head in HEADS
+)
 
 # Remote code is loaded by its path. dill looks for it by name, in its package, else it would pickle all of it.
 setattr(sys.modules[__package__], __name__.rpartition(".")[2], sys.modules[__name__])

@@ -22,7 +22,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_m3bert import M3BertConfig
-from .files_elastic import Source
+from .loading_elastic import Loading
 from .modeling_elastic import ElasticMixin, with_size
 from .parts_elastic import texts_of_tokens
 
@@ -94,9 +94,8 @@ def eager_attention_forward(
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(
-        query.dtype
-    )
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=precise).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
@@ -209,7 +208,6 @@ class M3BertPreTrainedModel(PreTrainedModel):
     """Base class of the encoder and all heads: capabilities, and the settings of embedding models."""
 
     config: M3BertConfig
-    loaded_from: Source
     config_class = M3BertConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -234,10 +232,7 @@ class M3BertEncoder(M3BertPreTrainedModel):
     """The encoder that [`M3BertModel`] makes elastic: embeddings, layers, and the final norm of a pre-norm model."""
 
     # Loading the encoder from a checkpoint with a head should not report the head's weights.
-    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
-        r"^lm_head\.",
-        r"^classifier\.",
-    ]
+    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [r"^lm_head\.", r"^classifier\."]
 
     def __init__(self, config: M3BertConfig):
         super().__init__(config)
@@ -350,9 +345,9 @@ class M3BertModel(ElasticMixin, M3BertEncoder):
 class M3BertHead(ElasticMixin, M3BertPreTrainedModel):
     """Base class of the heads, which read the encoder's hidden state of the requested size."""
 
-    def __init__(self, config: M3BertConfig, **loading: Any):
+    def __init__(self, config: M3BertConfig, *, loading: Loading | None = None):
         super(ElasticMixin, self).__init__(config)  # the encoder is what is elastic
-        self.model = M3BertModel(config, **loading)
+        self.model = M3BertModel(config, loading=loading)
         self.config = self.model.config  # with the layers of `output_layer`
 
 
@@ -365,8 +360,8 @@ class M3BertForMaskedLM(M3BertHead):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
-    def __init__(self, config: M3BertConfig, **loading: Any):
-        super().__init__(config, **loading)
+    def __init__(self, config: M3BertConfig, *, loading: Loading | None = None):
+        super().__init__(config, loading=loading)
         self.lm_head = NestedLinear(self.config.hidden_size, self.config.vocab_size)
         self.refuse_table()
         self.post_init()
@@ -430,8 +425,8 @@ class M3BertForMaskedLM(M3BertHead):
 class M3BertClassifier(M3BertHead):
     """Base class of the classification heads: encoder, dropout and a [`NestedLinear`] classifier."""
 
-    def __init__(self, config: M3BertConfig, **loading: Any):
-        super().__init__(config, **loading)
+    def __init__(self, config: M3BertConfig, *, loading: Loading | None = None):
+        super().__init__(config, loading=loading)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = NestedLinear(config.hidden_size, config.num_labels)
@@ -511,11 +506,3 @@ M3BertModel.register_for_auto_class("AutoModel")
 M3BertForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
 M3BertForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
 M3BertForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
-
-__all__ = [
-    "M3BertForMaskedLM",
-    "M3BertForSequenceClassification",
-    "M3BertForTokenClassification",
-    "M3BertModel",
-    "M3BertPreTrainedModel",
-]

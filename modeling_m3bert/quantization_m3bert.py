@@ -65,15 +65,6 @@ def stored_bits(code: str, dim: int) -> int:
     return sum((LEVELS[bits] - 1) * stored_units(bits, end - start) for bits, start, end in segments(code, dim))
 
 
-def thermometer(levels: torch.Tensor, count: int) -> torch.Tensor:
-    """
-    Thermometer code `(..., units * (count - 1))` of levels `(..., units)`, integers below `count`: level 2 of 4 is
-    `0, 1, 1`. The Hamming distance of two codes is the difference of their levels.
-    """
-    above = levels.unsqueeze(-1) > torch.arange(count - 2, -1, -1, device=levels.device)
-    return above.flatten(-2)
-
-
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:
     """Eight bits per byte, first bit highest and the last byte filled with zeros, as `numpy.packbits`: from
     `(vectors, bits)` to `(vectors, ceil(bits / 8))`."""
@@ -297,8 +288,11 @@ class M3BertQuantizer(PreTrainedModel):
             yield bits, place, self.reduce(transformed[..., start:end], bits, start)
 
     def margins(self, transformed: torch.Tensor, code: str, dim: int) -> torch.Tensor:
-        """Numbers minus thresholds `(vectors, bits)` of transformed embeddings `(vectors, hidden_size)`: a bit is set
-        if its margin is above 0. For training: carries gradient."""
+        """
+        Numbers minus thresholds `(vectors, bits)` of transformed embeddings `(vectors, hidden_size)`, with gradient. A
+        bit is set if its margin is above 0: the thermometer code of a level, whose highest threshold comes first, so
+        that level 2 of 4 is `0, 1, 1`.
+        """
         margins = [
             (numbers.unsqueeze(-1) - self.thresholds(bits)[:, place].flip(0).T).flatten(1)
             for bits, place, numbers in self.parts(transformed, code, dim)
@@ -344,11 +338,7 @@ class M3BertQuantizer(PreTrainedModel):
         if not torch.isfinite(vectors).all():
             raise ValueError("An embedding is not finite.")
 
-        bits = [
-            thermometer(levels_of(numbers, self.thresholds(name)[:, place]), LEVELS[name])
-            for name, place, numbers in self.parts(self(vectors), code, dim)
-        ]
-        return Codes(pack_bits(torch.cat(bits, dim=1)), code, dim, self.fingerprint)
+        return Codes(pack_bits(self.margins(self(vectors), code, dim) > 0), code, dim, self.fingerprint)
 
     def signs(self, codes: Codes) -> torch.Tensor:
         """
@@ -469,22 +459,21 @@ class M3BertQuantizer(PreTrainedModel):
         transformed = self(vectors[:LARGEST_SAMPLE])
         if not torch.isfinite(transformed).all():
             raise ValueError("An embedding is not finite.")
-        for bits, levels in LEVELS.items():
-            numbers = self.reduce(transformed, bits)
-            self.thresholds(bits).copy_(quantile_thresholds(numbers, levels))
-            self.means(bits).copy_(level_means(numbers, levels_of(numbers, self.thresholds(bits)), levels))
+        self.update_thresholds(transformed, momentum=0.0)
         self.calibrated.fill_(True)
 
     @torch.no_grad()
-    def update_thresholds(self, transformed: torch.Tensor) -> None:
+    def update_thresholds(self, transformed: torch.Tensor, momentum: float | None = None) -> None:
         """Move thresholds towards the quantiles of the transformed embeddings of a batch `(vectors, hidden_size)`, and
-        level means towards the means between these: `momentum * old + (1 - momentum) * new`."""
+        level means towards the means between these: `momentum * old + (1 - momentum) * new`, by default with the
+        config's momentum."""
+        momentum = self.config.momentum if momentum is None else momentum
         for bits, levels in LEVELS.items():
             numbers = self.reduce(transformed, bits)
             thresholds = quantile_thresholds(numbers, levels)
             means = level_means(numbers, levels_of(numbers, thresholds), levels)
             for old, new in ((self.thresholds(bits), thresholds), (self.means(bits), means)):
-                old.lerp_(new.to(old.dtype), 1 - self.config.momentum)
+                old.lerp_(new.to(old.dtype), 1 - momentum)
 
     def _checked(self, dim: int | None) -> int:
         """The dims to keep; all by default."""

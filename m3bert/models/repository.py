@@ -73,7 +73,7 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
 def write_repository(model: Any, folder: Path) -> None:
     """Write the elastic repository of a fitted encoder: the source that it was loaded from, and beside it the depths
     and the code that runs them."""
-    from ..modeling.files_elastic import describe, source_of, write_parts
+    from ..modeling.files_elastic import add_code, source_of, write_parts
     from ..utils.hashing import sha256_of
     from .settings import hub_id
 
@@ -92,4 +92,4 @@ def write_repository(model: Any, folder: Path) -> None:
     if getattr(encoder.config, "output_dim", None) is not None:  # the target is narrower than the model
         values["output_dim"] = encoder.config.output_dim
     file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    describe(folder, native=True)
+    add_code(folder, native=True)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
+from ..modeling.files_elastic import PARTS_FILE, write_parts
 from ..utils.durable import remove_files, replacing
 from .auto import load_model
 from .repository import copy_source, loading_from
@@ -219,7 +219,7 @@ def trim_weights(folder: Path, ids: Sequence[int], rows: int) -> tuple[Counter[s
     def trimmed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: tensor[list(ids)] if tensor.shape[:1] == (rows,) else tensor for name, tensor in tensors.items()}
 
-    extras, index = folder / EXTRAS_FOLDER / EXTRAS_FILE, folder / "model.safetensors.index.json"
+    parts_file, index = folder / PARTS_FILE, folder / "model.safetensors.index.json"
     before, after = Counter[str](), Counter[str]()
     for file in folder.glob("model*.safetensors"):
         old = load_file(file)
@@ -227,9 +227,9 @@ def trim_weights(folder: Path, ids: Sequence[int], rows: int) -> tuple[Counter[s
         before, after = before + size_of(old), after + size_of(new)
         with replacing(file) as draft:
             save_file(new, draft, {"format": "pt"})
-    if extras.is_file():
-        parts = trimmed(load_file(extras))
-        extras.unlink()  # not while its tensors are mapped from it
+    if parts_file.is_file():
+        parts = trimmed(load_file(parts_file))
+        parts_file.unlink()  # not while its tensors are mapped from it
         write_parts(folder, parts, exact=True)  # which records the weights that they are for
     if index.is_file():
         values = {**json.loads(index.read_text("utf-8")), "metadata": {"total_size": after["bytes"]}}

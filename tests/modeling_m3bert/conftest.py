@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from safetensors import safe_open
 from transformers import core_model_loading
 
-from m3bert.modeling import files_elastic
+from m3bert.modeling import loading_elastic
 
 
 @pytest.fixture
 def bytes_read(monkeypatch) -> list[int]:
-    """Sizes of the tensors that are read from files from here on."""
+    """Sizes of the tensors that are read from files from here on: weights, exits, refitted matrices and table."""
     read: list[int] = []
-    materialize = core_model_loading._materialize_copy
-    monkeypatch.setattr(
-        core_model_loading,
-        "_materialize_copy",
-        lambda tensor, *args, **kwargs: read.append(tensor[...].nbytes) or materialize(tensor, *args, **kwargs),
-    )
+    materialize, read_parts = core_model_loading._materialize_copy, loading_elastic.read_parts
 
-    class CountedFile:
-        """A file of exits and table."""
+    def counted_weight(tensor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        read.append(tensor[...].nbytes)
+        return materialize(tensor, *args, **kwargs)
 
-        def __init__(self, *args: object):
-            self.file = safe_open(*args)
+    def counted_parts(*args: Any) -> dict[str, torch.Tensor]:
+        parts = read_parts(*args)
+        read.extend(tensor.nbytes for tensor in parts.values())
+        return parts
 
-        def __enter__(self) -> CountedFile:
-            self.file.__enter__()
-            return self
-
-        def __exit__(self, *args: object) -> None:
-            self.file.__exit__(*args)
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.file, name)
-
-        def get_tensor(self, name: str) -> torch.Tensor:
-            tensor = self.file.get_tensor(name)
-            read.append(tensor.nbytes)
-            return tensor
-
-    monkeypatch.setattr(files_elastic, "safe_open", CountedFile)
+    monkeypatch.setattr(core_model_loading, "_materialize_copy", counted_weight)
+    monkeypatch.setattr(loading_elastic, "read_parts", counted_parts)
     return read

@@ -38,23 +38,6 @@ def make_quantizer(dtype: torch.dtype = torch.float64, width: int = WIDTH, **cha
     return quantizer
 
 
-def hamming(left: torch.Tensor, right: torch.Tensor) -> int:
-    return int((left != right).sum())
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_hamming_distance_is_the_distance_of_levels(count):
-    """Of all pairs of levels, and of all pairs of vectors of three levels, also after packing."""
-    for one, other in product(range(count), repeat=2):
-        bits = [quantization_m3bert.thermometer(torch.tensor([level]), count) for level in (one, other)]
-        assert hamming(*bits) == abs(one - other)
-    vectors = torch.tensor(list(product(range(count), repeat=3)))
-    expected = (vectors[:, None] - vectors[None]).abs().sum(dim=2)
-    bits = quantization_m3bert.thermometer(vectors, count)
-    assert bits.dtype == torch.bool and bits.shape == (count**3, 3 * (count - 1))
-    assert torch.equal((bits[:, None] != bits[None]).sum(dim=2), expected)
-
-
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 31, 64, 65])
 def test_packing_is_that_of_numpy_and_comes_back(count):
     bits = torch.rand(5, count) > 0.5
@@ -109,7 +92,6 @@ def test_codes_are_those_of_a_loop(code, dim):
     bits = quantization_m3bert.unpack_bits(codes.packed, codes.bits)
     with torch.no_grad():
         assert bits.int().tolist() == [naive_bits(quantizer, vector, code, dim) for vector in vectors]
-        assert torch.equal(quantizer.margins(quantizer(vectors), code, dim) > 0, bits)
     assert (codes.code, codes.dim, codes.bits, len(codes)) == (
         code, dim, quantization_m3bert.stored_bits(code, dim), 9,
     )  # fmt: skip
@@ -295,17 +277,10 @@ def test_what_does_not_fit_is_refused(call, message):
 
 
 REMOTE = """
-import json, sys
-import torch
+import json
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 quantizer = AutoModel.from_pretrained("model", subfolder="quantizer", trust_remote_code=True)
-for name in ("m3bert", "modeling_m3bert"):
-    try:
-        __import__(name)
-        raise SystemExit("the project is visible")
-    except ModuleNotFoundError:
-        pass
 vectors = load_file("vectors.safetensors")["vectors"]
 found = {}
 for code in CODES:

@@ -1,7 +1,6 @@
 """The static table: its mean over a text as layer 0, and as a second input of deeper exits."""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -11,14 +10,13 @@ from transformers import AutoModel
 
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
 from m3bert.modeling.configuration_elastic import Elasticity
-from m3bert.modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
+from m3bert.modeling.files_elastic import PARTS_FILE, write_parts
 from m3bert.models.native import convert_to_native, output_map
 from tests.conftest import padded_batch, refused, tiny_config
 from tests.modeling_m3bert.static_models import IGNORED, VOCABULARY, WIDTH, affine, halves, static_mean, with_table
 from tests.models.test_native import random_m3bert
 
 
-EXTRAS = f"{EXTRAS_FOLDER}/{EXTRAS_FILE}"
 # Padded on either side, with ignored tokens, a text of ignored tokens alone, and one that is empty.
 TEXTS = [[5, 7, 9, 9, 30], [98], [0, 7, 2], [], [2, 11, 12, 0, 13, 14]]
 
@@ -67,23 +65,6 @@ def test_values_and_gradients_are_those_of_a_loop_over_tokens(left):
     torch.testing.assert_close(ours, target, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("switches", [{}, {"norm_position": "post", "norm_type": "layernorm"}], ids=str)
-def test_a_layer_reads_its_state_and_that_of_the_text(switches):
-    model, batch = with_table(**switches).double(), batch_of(TEXTS)
-    real = batch["attention_mask"].bool()
-    with torch.no_grad():
-        means = torch.stack([static_mean(model.elastic.table.weight, text) for text in TEXTS])
-        means = means.unsqueeze(1).expand(-1, real.shape[1], -1)
-        raw = model(**batch, output_hidden_states=True).hidden_states
-        for layer, dim in itertools.product((0, 2, 4), (8, 32)):
-            expected = means
-            if layer > 0:
-                joint = model.elastic.exits[str(layer)].joint
-                expected = torch.cat([model.norm(raw[layer]), means], -1) @ joint["weight"].T + joint["bias"]
-            actual = model(**batch, output_layer=layer, output_dim=dim).last_hidden_state
-            torch.testing.assert_close(actual[real], expected[..., :dim][real], rtol=1e-12, atol=1e-12)
-
-
 @PATHS
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_flattened_texts_are_those_of_a_padded_batch(attention, paths):
@@ -101,7 +82,7 @@ def test_layer_0_alone_is_the_table_and_reads_nothing_else(tmp_path, bytes_read)
     whole, batch = with_table(), batch_of(TEXTS)
     whole.save_pretrained(tmp_path / "whole")
     AutoModel.from_pretrained(tmp_path / "whole", output_layer=0).save_pretrained(tmp_path / "alone")
-    with safe_open(tmp_path / "whole" / EXTRAS, "pt") as file:
+    with safe_open(tmp_path / "whole" / PARTS_FILE, "pt") as file:
         assert 0 < sum(bytes_read) <= 1.05 * file.get_tensor("table").nbytes
     with torch.no_grad():
         expected = whole(**batch, output_layer=0, output_dim=8).last_hidden_state
@@ -122,7 +103,7 @@ def test_the_table_is_stored_in_float16_and_has_the_type_of_the_model(tmp_path, 
     with torch.no_grad():
         model.elastic.table.weight += 1e-5
     model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / EXTRAS)
+    stored = load_file(tmp_path / PARTS_FILE)
     kinds = {name: tensor.dtype for name, tensor in stored.items()}
     assert kinds.pop("table") == torch.float16 and {*kinds.values()} == {torch.float32}
     assert torch.equal(stored["table"], model.elastic.table.weight.half())
@@ -131,7 +112,7 @@ def test_the_table_is_stored_in_float16_and_has_the_type_of_the_model(tmp_path, 
         target = dtype if isinstance(dtype, torch.dtype) else torch.float32
         assert {parameter.dtype for parameter in loaded.parameters()} == {target}
     model.save_pretrained(tmp_path, exact=True)
-    assert torch.equal(load_file(tmp_path / EXTRAS)["table"], model.elastic.table.weight)
+    assert torch.equal(load_file(tmp_path / PARTS_FILE)["table"], model.elastic.table.weight)
 
 
 @pytest.mark.parametrize("layer", [None, 0, 4])
@@ -275,7 +256,7 @@ def test_what_does_not_fit_is_refused(tmp_path, name):
 )
 def test_a_damaged_file_is_refused(tmp_path, change, message):
     with_table().save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / EXTRAS)
+    tensors = load_file(tmp_path / PARTS_FILE)
     change(tensors)
     write_parts(tmp_path, tensors)
     refused(message, AutoModel.from_pretrained, tmp_path)
