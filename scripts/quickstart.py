@@ -31,18 +31,9 @@ from transformers import ProgressCallback, set_seed
 
 from ..data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from ..encode.device import ComputeArguments
-from ..evaluation import (
-    TASKS,
-    GridEncoder,
-    Latency,
-    Retrieval,
-    exact_search,
-    load_task,
-    measure_latency,
-    run_facts,
-    score_vectors,
-)
-from ..evaluation.evaluators import Scores
+from ..evaluation import TASKS, GridEncoder, exact_search, load_task, measure_latency, run_facts, score_vectors
+from ..evaluation.evaluators import Retrieval, Scores
+from ..evaluation.results import Latency
 from ..hub_cards.figures import draw_curves
 from ..hub_cards.tables import latency_report, markdown, percent
 from ..modeling.configuration_elastic import Elasticity

@@ -1,4 +1,10 @@
-"""Evaluation of all granularities of a grid, with each text encoded once."""
+"""
+Evaluation of all granularities of a grid, with each text encoded once.
+
+A [`Task`] (`tasks`, `own_data`) names data; `readers` makes an [`Evaluator`] of it (`evaluators`: one class per task
+type), which scores embeddings. `evaluate` scores an encoder on many tasks and measures its `searches` and `latency`;
+`while_training` scores one that is in training. Its `results` are a file, from which `choice` picks a size.
+"""
 
 from typing import TYPE_CHECKING
 
