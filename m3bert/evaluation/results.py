@@ -318,7 +318,9 @@ class GridResults:
         """The results of some granularities, and of the searches that use no other. Variances stay as they are."""
         grid = Grid(tuple(members))
         names = {str(g) for g in grid}
-        searches = {name: [each for each in getattr(self, name) if each.sizes <= names] for name in SEARCHES}
+        searches: dict[str, Any] = {
+            name: [search for search in getattr(self, name) if search.sizes <= names] for name in SEARCHES
+        }
         scores = [score for score in self.scores if score.granularity in names]
         return replace(self, grid=str(grid), scores=scores, **searches)
 
