@@ -21,7 +21,7 @@ from m3bert.commands.encoder import EncoderArguments, load_encoder
 from m3bert.commands.sources import local_data
 from m3bert.data.files import load_files
 from m3bert.evaluation import find_task, load_task
-from m3bert.evaluation.geometry import feature_correlation, feature_covariance, geometry_scores
+from m3bert.evaluation.metrics import feature_correlation, feature_covariance, geometry_scores
 from m3bert.trainers import Granularity, Grid
 
 

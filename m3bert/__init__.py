@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .data.text_files import TextFiles as TextFiles
     from .encode.encoder import GridEncoder as GridEncoder
     from .encode.granularity import Granularity as Granularity, Grid as Grid
-    from .evaluation.grid_evaluation import evaluate_grid as evaluate_grid
-    from .evaluation.grid_evaluator import GridEvaluator as GridEvaluator
+    from .evaluation.evaluate import evaluate_grid as evaluate_grid
     from .evaluation.readers import load_task as load_task
+    from .evaluation.while_training import GridEvaluator as GridEvaluator
     from .exits.fit import fit_exits as fit_exits
     from .exits.join import join as join
     from .exits.plan import FitOptions as FitOptions
@@ -79,8 +79,8 @@ EXPORTS = {
     ".data.text_files": "TextFiles",
     ".encode.encoder": "GridEncoder",
     ".encode.granularity": "Granularity Grid",
-    ".evaluation.grid_evaluation": "evaluate_grid",
-    ".evaluation.grid_evaluator": "GridEvaluator",
+    ".evaluation.evaluate": "evaluate_grid",
+    ".evaluation.while_training": "GridEvaluator",
     ".evaluation.readers": "load_task",
     ".exits.fit": "fit_exits",
     ".exits.join": "join",

@@ -43,41 +43,38 @@ class BackboneArguments:
 
 
 def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:
-    tokenizer_name = options.tokenizer_name or options.model_name_or_path
+    """The model to train and its tokenizer."""
+    name = options.model_name_or_path
+    tokenizer_name = options.tokenizer_name or name
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
     trust = {"trust_remote_code": options.trust_remote_code}
     with loading_from(tokenizer_name):
-        source = Source.at(tokenizer_name, trust)
-        tokenizer = load_tokenizer(source, None)
+        tokenizer = load_tokenizer(Source.at(tokenizer_name, trust), None)
     values = mapping_of("--model_config", options.model_config)
-    if options.model_name_or_path is not None:
-        with loading_from(options.model_name_or_path):
-            source = Source.at(options.model_name_or_path, trust)
-            known = load_config(options.model_name_or_path, **source.options)
-        unknown = [name for name in values if not hasattr(known, name)]
-        if unknown:
+    if name is None:
+        if options.student_layers is not None or options.peft is not None:
+            raise ValueError("--student_layers and --peft need a trained model: pass --model_name_or_path.")
+        special = {each: getattr(tokenizer, each) for each in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **values})
+        model = auto_class.from_config(config)
+    else:
+        with loading_from(name):
+            source = Source.at(name, trust)
+            known = load_config(name, **source.options)
+        if unknown := [each for each in values if not hasattr(known, each)]:
             raise ValueError(
                 f"--model_config has values that the config of {known.model_type} lacks: {', '.join(unknown)}."
             )
         loading = {**source.options, **values}
         if options.student_layers is None:
-            model = load_model(options.model_name_or_path, auto_class, **loading)
+            model = load_model(name, auto_class, **loading)
         else:
-            model = student_of(options.model_name_or_path, options.student_layers, auto_class, loading)
+            model = student_of(name, options.student_layers, auto_class, loading)
             tokenizer = for_m3bert(tokenizer, model)
-        return with_adapter(attending(model, options), options), tokenizer
-    if options.student_layers is not None or options.peft is not None:
-        raise ValueError("--student_layers and --peft need a trained model: pass --model_name_or_path.")
-    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
-    config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **values})
-    return attending(auto_class.from_config(config), options), tokenizer
-
-
-def attending(model: Any, options: BackboneArguments) -> Any:
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
-    return model
+    return with_adapter(model, options), tokenizer
 
 
 def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
@@ -104,11 +101,10 @@ def with_adapter(model: Any, options: BackboneArguments) -> Any:
         raise ValueError(f"--peft {options.peft} is unknown; legal values: lora.")
     from peft import LoraConfig, get_peft_model
 
-    modules = options.lora_target_modules
     config = LoraConfig(
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
-        target_modules=modules if modules is not None else "all-linear",
+        target_modules=options.lora_target_modules or "all-linear",
     )
     return get_peft_model(model, config)

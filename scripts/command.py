@@ -19,7 +19,7 @@ from ..utils.help_texts import did_you_mean
 
 
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
-BOOLEANS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
+BOOLEANS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # as transformers reads them
 SIZE_FOLDERS = ("[0-9]*-layers", "table")  # of an export of several sizes
 
 
@@ -62,12 +62,8 @@ def parse_options(
     for name, values in positionals.items():
         parser.add_argument(name, **values)
     parser.set_defaults(**(defaults or {}))
-    if positionals:  # `--overwrite SOURCE` is a flag and an argument, not a flag with the value SOURCE
-        flags = {f"__{field.name}" for each in classes for field in fields(each) if field.type in (bool, "bool")}
-        arguments = [
-            f"{word}=True" if word.replace("-", "_") in flags and following.lower() not in BOOLEANS else word
-            for word, following in zip(arguments, [*arguments[1:], ""], strict=True)
-        ]
+    if positionals:
+        arguments = with_flag_values(classes, arguments)
     *objects, words = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
     if words:
         name = words[0].partition("=")[0]
@@ -75,6 +71,16 @@ def parse_options(
         kind = "option" if name.startswith("-") else "argument"
         raise ValueError(f"unknown {kind} {name}{known}; --help lists all.")
     return tuple(objects)
+
+
+def with_flag_values(classes: Sequence[type], arguments: list[str]) -> list[str]:
+    """The command line with a value for each flag: `--overwrite SOURCE` is a flag and an argument, but the parser of
+    transformers would read a flag with the value SOURCE."""
+    flags = {f"__{field.name}" for each in classes for field in fields(each) if field.type in (bool, "bool")}
+    return [
+        f"{word}=True" if word.replace("-", "_") in flags and following.lower() not in BOOLEANS else word
+        for word, following in zip(arguments, [*arguments[1:], ""], strict=True)
+    ]
 
 
 def check_overwriting(

@@ -24,7 +24,7 @@ from ..encode.device import ComputeArguments
 from ..models.repository import MODEL_FILES, loading_from
 from ..utils.durable import replacing_files
 from ..utils.help_texts import option
-from .command import check_overwriting, next_step, parse_options, writing_to
+from .command import next_step, parse_options, writing_to
 from .fit import ExitArguments, fit_options, report, teacher_of
 
 
@@ -50,21 +50,20 @@ def convert(
     revision: str | None = None,
     *,
     encoder_only: bool = False,
-    overwrite: bool = False,
     student_layers: str | None = None,
 ) -> M3BertModel:
-    """Convert an encoder and save it with its code and tokenizer. Unless `encoder_only`, an embedding model stays one,
-    with its pooling, projection, normalisation, prompts and quantizer."""
+    """Convert an encoder and save it with its code and tokenizer, in place of a model that the folder holds. Unless
+    `encoder_only`, an embedding model stays one, with its pooling, projection, normalisation, prompts and
+    quantizer."""
     from ..encode.quantizer import find_quantizer, write_quantizer
     from ..modeling.files_elastic import Source
 
-    check_overwriting(output_dir, MODEL_FILES, overwrite, source)
     with loading_from(source):
         revision = Source.at(source, {"revision": revision}).revision
     model, tokenizer = converted(source, revision, encoder_only=encoder_only, student_layers=student_layers)
     embeds_alike = model.embedding_settings is not None and student_layers is None
     quantizer = find_quantizer(source, revision=revision) if embeds_alike else None
-    with replacing_files(Path(output_dir), stale=MODEL_FILES if overwrite else ()) as draft:
+    with replacing_files(Path(output_dir), stale=MODEL_FILES) as draft:
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
         if quantizer is not None:
@@ -139,7 +138,7 @@ def main(arguments: list[str]) -> None:
             print(report(fitted))
         else:
             named = {"encoder_only": options.encoder_only, "student_layers": options.student_layers}
-            model = convert(source, output_dir, options.revision, overwrite=exits.overwrite, **named)
+            model = convert(source, output_dir, options.revision, **named)
     print(
         f"{output_dir}: {model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}, "
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({output_dir!r}, "

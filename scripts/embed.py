@@ -44,13 +44,6 @@ class EmbeddingArguments:
     normalize: bool = option(False, "L2-normalise the vectors. Needs one dim per layer, and datasets or parquet.")
 
 
-def check(options: EmbeddingArguments) -> None:
-    """Check the options before any work is done. ValueError: names the option and its value."""
-    if options.normalize and options.format == "npy":
-        raise ValueError("--normalize needs --format datasets or --format parquet.")
-    check_files(options.files, fields_of(options.text_column))
-
-
 def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Any) -> None:
     """Embed the texts of all files: arrays by all processes together, the others by the first one."""
     import torch
@@ -94,8 +87,9 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Any) -
 
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, EmbeddingArguments), __doc__, arguments)
-    check(options)
-
+    if options.normalize and options.format == "npy":
+        raise ValueError("--normalize needs --format datasets or --format parquet.")
+    check_files(options.files, fields_of(options.text_column))
     import torch
     from accelerate import PartialState
 

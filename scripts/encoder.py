@@ -11,7 +11,6 @@ from ..encode.device import ComputeArguments
 from ..encode.granularity import Grid
 from ..encode.precisions import PRECISIONS
 from ..models.repository import loading_from
-from ..utils.columns import Role
 from ..utils.help_texts import option
 from .sources import default_base
 
@@ -46,10 +45,12 @@ class EncoderArguments(ComputeArguments):
 
 def load_encoder(arguments: EncoderArguments, dtype: Any = None) -> evaluation.GridEncoder:
     """Load the encoder that the options name, onto its device. Embeddings have the type `dtype`, else float32."""
-    prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-    lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
-    named: dict[str, Any] = {name: getattr(arguments, name) for name in ("pooling", "max_length", "similarity")}
-    named["dtype"] = dtype
+    given = {
+        **{name: getattr(arguments, name) for name in ("pooling", "max_length", "similarity")},
+        "dtype": dtype,
+        "prompts": without_none({"query": arguments.query_prompt, "document": arguments.document_prompt}),
+        "max_lengths": without_none({"query": arguments.query_max_length, "document": arguments.document_max_length}),
+    }
     source = arguments.model_name_or_path or default_base()
     with loading_from(source):
         return evaluation.GridEncoder.from_pretrained(
@@ -59,10 +60,12 @@ def load_encoder(arguments: EncoderArguments, dtype: Any = None) -> evaluation.G
             trust_remote_code=arguments.trust_remote_code,
             compute=arguments,
             batch_size=arguments.batch_size,
-            prompts={role: prompt for role, prompt in prompts.items() if prompt is not None},
-            max_lengths={role: length for role, length in lengths.items() if length is not None},
-            **{name: value for name, value in named.items() if value is not None},
+            **without_none(given),
         )
+
+
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def load_as(arguments: EncoderArguments, reading: Mapping[str, Any], grid: Grid) -> evaluation.GridEncoder:

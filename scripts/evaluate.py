@@ -129,7 +129,7 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
 
 def unfinished_file(encoder: evaluation.GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
     """The file for the results so far, named by a hash of options, weights and versions."""
-    from ..evaluation.grid_evaluation import installed_versions
+    from ..evaluation.evaluate import installed_versions
     from ..utils.hashing import key_of
 
     facts = [asdict(encoding), asdict(options), installed_versions(), encoder.identity()]

@@ -79,8 +79,12 @@ def written(name: str, rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def write_examples(folder: Path) -> list[Path]:
-    """Write the example files into a folder; a ValueError, and nothing is written, if a file of yours is there."""
+def main(arguments: list[str]) -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("."), help="folder for the files (default: %(default)s)"
+    )
+    folder = parser.parse_args(arguments).folder
     files = {folder / name: content for name, content in example_files().items()}
     for file, content in files.items():
         if file.exists() and file.read_text(encoding="utf-8") != content:
@@ -88,14 +92,5 @@ def write_examples(folder: Path) -> list[Path]:
     for file, content in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, content)
-    return list(files)
-
-
-def main(arguments: list[str]) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("."), help="folder for the files (default: %(default)s)"
-    )
-    for file in write_examples(parser.parse_args(arguments).folder):
-        lines = file.read_text(encoding="utf-8").count("\n")
+        lines = content.count("\n")
         print(f"{file}: {lines:,} lines")

@@ -26,7 +26,6 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..data.formats import check_files
@@ -175,18 +174,16 @@ def report(fitted: Fitted) -> str:
 
 
 def milliseconds_of(fitted: Fitted) -> dict[int, float]:
-    """Milliseconds of the embedding of one short query at each depth and, last, at full depth: the median of ten runs,
-    in turn."""
+    """Milliseconds to embed one short query at each depth and, last, at full depth."""
     import torch
 
-    from ..evaluation.latency import times_in_turn
+    from ..evaluation.latency import milliseconds_in_turn
 
     encoder = fitted.model.base_model
     inputs = fitted.tokenizer("how are the exits of an encoder fitted", return_tensors="pt").to(encoder.device)
     depths = [*(depth for depth in fitted.record.retrieval if depth >= 0), encoder.config.num_hidden_layers]
     with torch.no_grad():
-        seconds = times_in_turn({depth: partial(encoder, **inputs, output_layer=depth) for depth in depths}, 10)
-    return {depth: 1000 * median(times) for depth, times in seconds.items()}
+        return milliseconds_in_turn({depth: partial(encoder, **inputs, output_layer=depth) for depth in depths}, 10)
 
 
 def main(arguments: list[str]) -> None:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from transformers import ProgressCallback, set_seed
 from ..data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from ..encode.device import ComputeArguments
 from ..evaluation import TASKS, GridEncoder, exact_search, load_task, measure_latency, run_facts, score_vectors
+from ..evaluation.evaluators import Retrieval, Scores
+from ..evaluation.results import Latency
 from ..hub_cards.figures import draw_curves
 from ..hub_cards.tables import latency_report, markdown, percent
 from ..modeling.configuration_elastic import Elasticity
@@ -97,6 +99,29 @@ class Steps:
         start = time.perf_counter()
         yield
         self.seconds[title] = round(time.perf_counter() - start, 1)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What held-out queries find: stage of the encoder -> granularity -> metrics, and the metrics of baselines."""
+
+    task: Retrieval
+    scores: dict[str, dict[Granularity, Scores]] = field(default_factory=dict)
+    baselines: dict[str, Scores] = field(default_factory=dict)
+
+    def add(self, stage: str, encoder: GridEncoder, document_layer: int | None = None) -> None:
+        """Score every size, with documents at the layer of the queries or at `document_layer`, beside BM25."""
+        vectors = {
+            name: encoder.encode(texts, description=f"Encoding the {name}") for name, texts in self.task.texts.items()
+        }
+        self.scores[stage] = score_vectors(self.task, vectors, document_layer)
+        if document_layer is None:
+            self.baselines["BM25"] = self.task.score_bm25()
+            return
+        full = encoder.grid.full
+        for g in (Granularity(0, full.dim), full):
+            sides = {"queries": vectors["queries"].at(g), "documents": vectors["documents"].at(full)}
+            self.baselines[f"{in_words(g, encoder.grid)}, {stage} and BM25"] = self.task.score_bm25(sides)
 
 
 class OnlyBar(ProgressCallback):
@@ -221,40 +246,40 @@ def in_words(g: Granularity, grid: Grid) -> str:
     return depth if g.dim == grid.full.dim else f"{depth}, {g.dim} dims"
 
 
-def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> None:
+def report(folder: Path, facts: dict[str, Any], measured: Measured, grid: Grid, latency: Latency) -> None:
     """Write results, tables and figure, and print the short table under a sentence that says what it shows."""
-    results |= {"latency": asdict(latency), "granularities": {}}
-    stages = [stage for stage in STAGES if stage in results["scores"]]
-    scores, bm25 = results.pop("scores"), results["baselines"]["BM25"]
-    for g in grid:
-        measured = {stage: scores[stage][g] for stage in stages}
-        results["granularities"][str(g)] = measured | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
+    scores, bm25 = measured.scores, measured.baselines["BM25"]
+    sizes = {
+        str(g): {stage: scores[stage][g] for stage in scores}
+        | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
+        for g in grid
+    }
+    results = {**facts, "baselines": measured.baselines, "latency": asdict(latency), "granularities": sizes}
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
     def row(g: Granularity, *names: str) -> list[str]:
-        cells = [" / ".join(percent(scores[stage][g][name]) for name in names) for stage in stages]
+        cells = [" / ".join(percent(scores[stage][g][name]) for name in names) for stage in scores]
         return [in_words(g, grid), *cells, f"{latency.of(g):.1f}"]
 
-    header, dim = ["query", *(STAGES[stage] for stage in stages), "ms per query"], grid.full.dim
-    some = [Granularity(layer, dim) for layer in grid.layers]
-    some.insert(-1, Granularity(grid.full.layer, min(64, dim)))
-    short = [row(g, "recall@10") for g in some] + [["BM25", *[percent(bm25["recall@10"])] * len(stages), ""]]
+    header, full = ["query", *(STAGES[stage] for stage in scores), "ms per query"], grid.full
     rows = [row(g, "recall@10", "mrr@10") for g in grid]
-    for name, metrics in results["baselines"].items():
-        stage_of = next((stage for stage in stages if f" {stage} " in name), None)
+    for name, metrics in measured.baselines.items():
+        of_stages = [stage for stage in scores if f" {stage} " in name] or list(scores)
         value = f"{percent(metrics['recall@10'])} / {percent(metrics['mrr@10'])}"
-        rows.append([name, *(value if stage_of in (None, stage) else "" for stage in stages), ""])
+        rows.append([name, *(value if stage in of_stages else "" for stage in scores), ""])
     table = f"Recall@10 / MRR@10 in percent.\n\n{markdown(header, rows)}\n\n{latency_report(latency, grid.layers)}\n"
     (folder / "table.md").write_text(table, encoding="utf-8")
-    full_width = [(stage, g) for stage in stages for g in some if g.dim == dim]
-    points = [(STAGES[stage], latency.of(g), 100 * scores[stage][g]["recall@10"]) for stage, g in full_width]
+    depths = [Granularity(layer, full.dim) for layer in grid.layers]
+    points = [(STAGES[stage], latency.of(g), 100 * scores[stage][g]["recall@10"]) for stage in scores for g in depths]
     panels = {f"Recall@10 at {', '.join(map(str, grid.layers))} layers": points}
     draw_curves(panels, "ms per query", folder / "recall.png", {"BM25": 100 * bm25["recall@10"]})
-    least, full = some[0], grid.full
-    hits, whole = (100 * scores[stages[-1]][g]["recall@10"] for g in (least, full))
+    short = [row(g, "recall@10") for g in (*depths[:-1], Granularity(full.layer, min(64, full.dim)), full)]
+    short.append(["BM25", *[percent(bm25["recall@10"])] * len(scores), ""])
+    last_stage = list(scores.values())[-1]
+    hits, whole = (100 * last_stage[g]["recall@10"] for g in (depths[0], full))
     print(
-        f"\nA table look-up finds {hits:.0f} of 100 at {latency.of(least):.1f} ms, the full model {whole:.0f} at "
-        f"{latency.of(full):.1f} ms.\nRecall@10 in percent of {results['test_pairs']} held-out queries; documents are "
+        f"\nA table look-up finds {hits:.0f} of 100 at {latency.of(depths[0]):.1f} ms, the full model {whole:.0f} at "
+        f"{latency.of(full):.1f} ms.\nRecall@10 in percent of {facts['test_pairs']} held-out queries; documents are "
         f"embedded once, by all layers:\n\n{markdown(header, short)}"
     )
 
@@ -272,49 +297,37 @@ def run(options: QuickstartArguments, compute: ComputeArguments) -> None:
     require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
     logging.getLogger(GridEncoder.__module__).setLevel(logging.ERROR)  # texts are cut on purpose
     folder, step = options.output_dir, Steps(4 if options.fast else 6)
-    scores, baselines = dict[str, Any](), dict[str, Any]()
-
-    def measure(stage: str, document_layer: int | None) -> None:
-        vectors = {side: encoder.encode(rows, description=f"Encoding the {side}") for side, rows in task.texts.items()}
-        scores[stage] = score_vectors(task, vectors, document_layer)
-        if document_layer is None:
-            baselines["BM25"] = task.score_bm25()
-            return
-        for layer in (0, full.layer):
-            g = Granularity(layer, full.dim)
-            sides = {"queries": vectors["queries"].at(g), "documents": vectors["documents"].at(full)}
-            baselines[f"{in_words(g, encoder.grid)}, {stage} and BM25"] = task.score_bm25(sides)
-
     set_seed(options.seed)
     with step("Read the documentation of Python and an encoder, and measure its first layers", "about 30 s"):
         train_pairs, test_pairs = split_by_module(stdlib_pairs())
         task: Any = load_task(TASKS["stdlib"])  # retrieval, of the test pairs
+        measured = Measured(task)
         print(f"{len(train_pairs)} pairs to fit and train on, {len(test_pairs)} of other modules held out.")
         encoder = load(base, compute)
-        full = encoder.grid.full
-        measure("truncated", None)
+        last = encoder.grid.full.layer
+        measured.add("truncated", encoder)
     with step("Fit fewer layers and a look-up table to embed queries like all layers", "about 3 min"):
         fit(encoder, train_pairs)
         shutil.rmtree(folder / "model", ignore_errors=True)
         (folder / "model").mkdir(parents=True)
         write_repository(encoder.model, folder / "model")
     with step("Measure every size on held-out texts", "about 30 s"):
-        measure("fitted", full.layer)
+        measured.add("fitted", encoder, last)
     if not options.fast:
         with step(f"Fine-tune all sizes together, {options.steps} steps", "about 5 min"):
             train(encoder, train_pairs, options, compute)
         with step("Measure every size again", "about 30 s"):
-            measure("trained", full.layer)
+            measured.add("trained", encoder, last)
     with step("Embed all documents once, and time a query", "about 30 s"):
-        write_index(encoder, [*train_pairs, *test_pairs], folder)
-        documents = len(train_pairs) + len(test_pairs)
-        latency = measure_latency(encoder, task.texts["queries"][:40], documents=documents, rounds=40)
-    results = {**run_facts(), "seed": options.seed, "base": options.model_name_or_path or DEFAULT_ENCODER}
-    results |= {"seconds": step.seconds, "train_pairs": len(train_pairs), "test_pairs": len(test_pairs)}
-    results |= {"python": sys.version.split()[0], "steps": 0 if options.fast else options.steps, "scores": scores}
-    results |= {"compute": {**vars(compute), "device": str(compute.torch_device)}, "baselines": baselines}
-    results["layers"] = Elasticity.of(encoder.model.config).depths
-    report(folder, results, encoder.grid, latency)
+        pairs = [*train_pairs, *test_pairs]
+        write_index(encoder, pairs, folder)
+        latency = measure_latency(encoder, task.texts["queries"][:40], documents=len(pairs), rounds=40)
+    facts = {**run_facts(), "seed": options.seed, "base": options.model_name_or_path or DEFAULT_ENCODER}
+    facts |= {"seconds": step.seconds, "train_pairs": len(train_pairs), "test_pairs": len(test_pairs)}
+    facts |= {"python": sys.version.split()[0], "steps": 0 if options.fast else options.steps}
+    facts |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
+    facts |= {"layers": Elasticity.of(encoder.model.config).depths}
+    report(folder, facts, measured, encoder.grid, latency)
     print("\nFour questions to one index, by the depth of the query:")
     ask(folder, QUESTIONS, compute)
     where = f" --output_dir {folder}" * (folder != OUTPUT_DIR)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,12 @@ def filters(texts: Sequence[str], columns: Mapping[str, str]) -> dict[str, list[
         column, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--where {text}: write column=value.")
-        values.setdefault(column, []).append(value if columns.get(column) == "text" else _parsed(value))
+        parsed: Any = value
+        if columns.get(column) != "text":
+            with suppress(ValueError):  # the index refuses what is no JSON
+                parsed = json.loads(value.lower())
+        values.setdefault(column, []).append(parsed)
     return values
-
-
-def _parsed(value: str) -> Any:
-    try:
-        return json.loads(value.lower())
-    except ValueError:
-        return value  # which the index refuses
 
 
 def shown(number: int, hit: indexes.Hit) -> str:

@@ -23,9 +23,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -34,12 +34,12 @@ from m3bert import trainers
 
 from ..data.formats import check_files, files_by_name
 from ..encode.granularity import Grid
-from ..utils.columns import check_columns, fields_of, text_columns_of
 from ..utils.durable import only_writer, remove_files, replacing_files
 from ..utils.help_texts import did_you_mean
 from .command import MODEL_FILES, check_overwriting, next_step, parse_options
 from .recipes import merged, read_recipes
-from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
+from .sources import local_data
+from .training_data import DataArguments, check_text_columns, data_files, embedding_rows, masked_lm_rows
 
 
 if TYPE_CHECKING:
@@ -50,17 +50,21 @@ INSTEAD = "or go on with it: --resume_from_checkpoint auto"
 __doc__ = (__doc__ or "").format(methods="\n".join(wrap(", ".join(trainers.METHODS), 100)))
 
 
+def check_method(name: str) -> None:
+    """Raise a ValueError unless a name is in `trainers.METHODS` or has the form `path/to/file.py:ConfigClass`."""
+    if name not in trainers.METHODS and not name.rpartition(":")[0].endswith(".py"):
+        raise ValueError(
+            f"{name!r} is not a method{did_you_mean(name, trainers.METHODS)}; "
+            f"methods: {', '.join(trainers.METHODS)}, or path/to/mine.py:MyConfig."
+        )
+
+
 def method_of(name: str) -> tuple[type, type]:
     """The config and the trainer of a method: one of `trainers.METHODS`, or `path/to/file.py:ConfigClass`."""
     if name in trainers.METHODS:
         config, trainer = trainers.METHODS[name]
         return getattr(trainers, config), getattr(trainers, trainer)
     file, _, class_name = name.rpartition(":")
-    if not file.endswith(".py"):
-        raise ValueError(
-            f"{name!r} is not a method{did_you_mean(name, trainers.METHODS)}; "
-            f"methods: {', '.join(trainers.METHODS)}, or path/to/mine.py:MyConfig."
-        )
     config_class = load_class(Path(file), class_name)
     known = {getattr(trainers, config): trainer for config, trainer in [*trainers.METHODS.values(), *trainers.BASES]}
     for base in config_class.__mro__:
@@ -98,18 +102,26 @@ def read_config(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
     return merged(recipe, {name: mapping_of(f"--{name}", text) for name, text in vars(mappings).items()}), words
 
 
+@dataclass
+class EarlyArguments(DataArguments):
+    """Options of every method that can be checked before training is imported."""
+
+    output_dir: str | None = None
+    model_name_or_path: str | None = None
+    grid: str | None = None
+    text_columns: list[str] | None = None
+    resume_from_checkpoint: str | None = None
+    overwrite: bool = False
+
+
 def look_ahead(method: str, arguments: list[str]) -> None:
     """Refuse mistakes in files and folders before the libraries of training are imported, which takes seconds."""
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser((DataArguments,), add_help=False, allow_abbrev=False)
-    for name in ("output_dir", "model_name_or_path", "grid", "resume_from_checkpoint"):
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
-    parser.add_argument("--text_columns", "--text-columns", nargs="+")
-    parser.add_argument("--overwrite", nargs="?", const=True)
+    parser = HfArgumentParser(EarlyArguments, add_help=False, allow_abbrev=False)
     recipe, words = read_config(arguments)
     parser.set_defaults(**recipe)
-    options = parser.parse_known_args(words)[0]
+    options, *_ = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
     if options.output_dir is None:
         raise ValueError("Training needs --output_dir, a folder for the model and its checkpoints.")
     if not options.overwrite and not options.resume_from_checkpoint:
@@ -122,18 +134,12 @@ def look_ahead(method: str, arguments: list[str]) -> None:
         )
     if options.grid:
         Grid.parse(options.grid)
-    masked_lm = method in ("multigranular-mlm", "matryoshka-distillation")
+    masked_lm = method in trainers.MASKED_LM_METHODS
     for files in filter(None, (options.train_files, options.eval_files)):
         for group in files_by_name(files).values() or [files]:
             columns = check_files(group, [options.text_column] if masked_lm else ())
             if columns and method in trainers.METHODS and not masked_lm:
                 check_text_columns(options.text_columns, columns, ", ".join(group))
-
-
-def check_text_columns(named: list[str] | None, columns: list[str], source: str) -> None:
-    """Check that there are the columns that `--text_columns` names, or else that their names say what they are."""
-    read = named or text_columns_of(columns, source, "name them with --text_columns, anchors first")
-    check_columns(columns, [field for column in read for field in fields_of(column)], source)
 
 
 def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, DataArguments, Any]:
@@ -156,54 +162,21 @@ def check_options(backbone: BackboneArguments, args: Any) -> None:
         raise ValueError("The base model that --student_layers makes would be lost: pass --merge_adapter.")
 
 
-def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
-    """The trainer of a masked language model, with its data."""
-    from transformers import AutoModelForMaskedLM
+def build_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
+    """The trainer of a method, with its model and its data."""
+    from transformers import AutoModel, AutoModelForMaskedLM
 
-    from ..data.preparing import load_prepared, read_prepared
-    from ..encode.states import unwrap_encoder
-    from .backbone import load_backbone
-
-    model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM)
-    if data.prepared_data is not None:
-        args.max_length = read_prepared(data.prepared_data)["settings"]["max_length"]
-        config = unwrap_encoder(model).config
-        train = load_prepared(data.prepared_data, tokenizer, config, exponent=data.language_exponent, seed=args.seed)
-    else:
-        train = masked_lm_data(data, args, tokenizer, evaluation=False)
-    evaluation = masked_lm_data(data, args, tokenizer, evaluation=True)
-    return trainer_class(model, args, tokenizer, train, evaluation, evaluator=evaluator_of(data))
-
-
-def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
-    """The trainer of an embedding model, with its data."""
-    from transformers import AutoModel
-
-    from .backbone import load_backbone
-
-    teaches = isinstance(args, trainers.DistillationConfig)
-    if teaches and backbone.model_name_or_path is None and backbone.student_layers is not None:
-        backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
-    model, tokenizer = load_backbone(backbone, AutoModel)
-    train = read_data(data)
-    if data.dataset_name is not None:
-        check_text_columns(args.text_columns, args.all_columns(train), data.dataset_name)
-    if data.clean_pairs or data.max_pairs_per_query:
-        if isinstance(train, dict):
-            train = {name: cleaned(each, data, args, f"{name}: ") for name, each in train.items()}
-        else:
-            args.text_columns = args.columns_of(train)
-            train = cleaned(train, data, args)
-    evaluation = read_data(data, evaluation=True)
-    return trainer_class(model, args, tokenizer, train, evaluation, evaluator=evaluator_of(data))
-
-
-def evaluator_of(data: DataArguments) -> Any:
-    """The evaluator of `eval_tasks`; `None` if there are none."""
     from ..evaluation import GridEvaluator
-    from .sources import local_data
+    from .backbone import load_backbone
 
-    return GridEvaluator(data.eval_tasks, data=local_data()) if data.eval_tasks else None
+    masked_lm = isinstance(args, trainers.MultigranularMLMConfig)
+    if isinstance(args, trainers.DistillationConfig) and backbone.student_layers is not None:
+        teacher = args.teacher.name_or_path
+        backbone = replace(backbone, model_name_or_path=backbone.model_name_or_path or teacher)
+    model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM if masked_lm else AutoModel)
+    rows = masked_lm_rows(data, args, model, tokenizer) if masked_lm else embedding_rows(data, args)
+    evaluator = GridEvaluator(data.eval_tasks, data=local_data()) if data.eval_tasks else None
+    return trainer_class(model, args, tokenizer, *rows, evaluator=evaluator)
 
 
 def resumed_checkpoint(args: Any) -> str | None:
@@ -223,10 +196,12 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__.strip())
         return
-    if (arguments[0] in trainers.METHODS or ".py:" in arguments[0]) and not {"-h", "--help"}.intersection(arguments):
-        look_ahead(arguments[0], arguments[1:])
-    config_class, trainer_class = method_of(arguments[0])
-    backbone, data, args = parse(config_class, arguments[1:])
+    method, *options = arguments
+    check_method(method)
+    if not {"-h", "--help"}.intersection(options):
+        look_ahead(method, options)
+    config_class, trainer_class = method_of(method)
+    backbone, data, args = parse(config_class, options)
     check_options(backbone, args)
     # Of several processes, the first one writes.
     with only_writer(Path(args.output_dir)) if args.should_save else nullcontext():
@@ -243,9 +218,7 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
     from ..models.conversion import hub_id
 
     set_seed(args.seed)
-    masked_lm = isinstance(args, trainers.MultigranularMLMConfig)
-    build: Callable[..., Any] = masked_lm_trainer if masked_lm else embedding_trainer
-    trainer = build(trainer_class, backbone, data, args)
+    trainer = build_trainer(trainer_class, backbone, data, args)
     if (dataset := hub_id(data.dataset_name)) is not None:
         trainer.dataset_ids = (dataset,)
     trainer.data_files = data_files(data)

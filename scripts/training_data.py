@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.formats import files_by_name
-from ..utils.columns import fields_of
+from ..utils.columns import check_columns, fields_of, text_columns_of
 from ..utils.help_texts import option
 
 
@@ -62,6 +62,40 @@ def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
     if data.dataset_name is None or split is None:
         return None
     return load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming)
+
+
+def check_text_columns(named: list[str] | None, columns: list[str], source: str) -> None:
+    """Check that there are the columns that `--text_columns` names, or else that their names say what they are."""
+    read = named or text_columns_of(columns, source, "name them with --text_columns, anchors first")
+    check_columns(columns, [field for column in read for field in fields_of(column)], source)
+
+
+def embedding_rows(data: DataArguments, args: Any) -> tuple[Any, Any]:
+    """The rows to train an embedding model on, and those to evaluate on."""
+    train = read_data(data)
+    if data.dataset_name is not None:
+        check_text_columns(args.text_columns, args.all_columns(train), data.dataset_name)
+    if data.clean_pairs or data.max_pairs_per_query:
+        if isinstance(train, dict):
+            train = {name: cleaned(each, data, args, f"{name}: ") for name, each in train.items()}
+        else:
+            args.text_columns = args.columns_of(train)
+            train = cleaned(train, data, args)
+    return train, read_data(data, evaluation=True)
+
+
+def masked_lm_rows(data: DataArguments, args: Any, model: Any, tokenizer: Any) -> tuple[Dataset, Dataset | None]:
+    """The texts to train a masked language model on, and those to evaluate on."""
+    from ..data.preparing import load_prepared, read_prepared
+    from ..encode.states import unwrap_encoder
+
+    if data.prepared_data is None:
+        train = masked_lm_data(data, args, tokenizer, evaluation=False)
+    else:
+        args.max_length = read_prepared(data.prepared_data)["settings"]["max_length"]
+        config = unwrap_encoder(model).config
+        train = load_prepared(data.prepared_data, tokenizer, config, exponent=data.language_exponent, seed=args.seed)
+    return train, masked_lm_data(data, args, tokenizer, evaluation=True)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:

@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
             texts = partial(iter, articles(options.languages, options.articles))  # a new iterator at each call
         from ..models.trim import trim
 
-        with replacing_files(place.output_dir, stale=MODEL_FILES if options.overwrite else ()) as draft:
+        with replacing_files(place.output_dir, stale=MODEL_FILES) as draft:
             sizes = trim(
                 place.source,
                 draft,

@@ -70,7 +70,7 @@ with refusal():
 """
 TRAIN = """
 from m3bert.commands import train
-train.embedding_trainer = slowly(train.embedding_trainer)
+train.build_trainer = slowly(train.build_trainer)
 with refusal():
     train.main(words)
 """

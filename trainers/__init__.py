@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from .names import *  # noqa: F403
 
 # Name on the command line -> config and trainer of the method.
-METHODS = {
+MASKED_LM_METHODS = {
     "multigranular-mlm": ("MultigranularMLMConfig", "MultigranularMLMTrainer"),
     "matryoshka-distillation": ("MatryoshkaDistillationConfig", "MatryoshkaDistillationTrainer"),
+}
+METHODS = {
+    **MASKED_LM_METHODS,
     "contrastive": ("ContrastiveConfig", "ContrastiveTrainer"),
     "simcse": ("SimCSEConfig", "SimCSETrainer"),
     "scored-pairs": ("ScoredPairsConfig", "ScoredPairsTrainer"),

@@ -1,4 +1,10 @@
-"""Evaluation of all granularities of a grid, with each text encoded once."""
+"""
+Evaluation of all granularities of a grid, with each text encoded once.
+
+A [`Task`] (`tasks`, `own_data`) names data; `readers` makes an [`Evaluator`] of it (`evaluators`: one class per task
+type), which scores embeddings. `evaluate` scores an encoder on many tasks and measures its `searches` and `latency`;
+`while_training` scores one that is in training. Its `results` are a file, from which `choice` picks a size.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +17,12 @@ if TYPE_CHECKING:
     from ..encode.hybrid import bm25_search as bm25_search, fuse_ranks as fuse_ranks, fuse_scores as fuse_scores
     from ..encode.search import exact_search as exact_search, rerank as rerank
     from .choice import Budget as Budget, Choice as Choice, SearchPlan as SearchPlan, choose as choose
+    from .evaluate import (
+        evaluate_grid as evaluate_grid,
+        run_facts as run_facts,
+        score_grid as score_grid,
+        score_vectors as score_vectors,
+    )
     from .evaluators import (
         STS as STS,
         BitextMining as BitextMining,
@@ -20,13 +32,6 @@ if TYPE_CHECKING:
         PairClassification as PairClassification,
         Retrieval as Retrieval,
     )
-    from .grid_evaluation import (
-        evaluate_grid as evaluate_grid,
-        run_facts as run_facts,
-        score_grid as score_grid,
-        score_vectors as score_vectors,
-    )
-    from .grid_evaluator import GridEvaluator as GridEvaluator, as_sentence_transformer as as_sentence_transformer
     from .latency import measure_latency as measure_latency
     from .metrics import library_metrics as library_metrics, ranking_scores as ranking_scores
     from .own_data import collection_task as collection_task, labels_task as labels_task, pairs_task as pairs_task
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
         find_task as find_task,
         find_tasks as find_tasks,
     )
+    from .while_training import GridEvaluator as GridEvaluator, as_sentence_transformer as as_sentence_transformer
 
 # Module -> its public names, as type checkers see them above.
 EXPORTS = {
@@ -54,8 +60,8 @@ EXPORTS = {
     "..encode.search": "exact_search rerank",
     ".choice": "Budget Choice SearchPlan choose",
     ".evaluators": "STS BitextMining Classification Evaluator Geometry PairClassification Retrieval",
-    ".grid_evaluation": "evaluate_grid run_facts score_grid score_vectors",
-    ".grid_evaluator": "GridEvaluator as_sentence_transformer",
+    ".evaluate": "evaluate_grid run_facts score_grid score_vectors",
+    ".while_training": "GridEvaluator as_sentence_transformer",
     ".latency": "measure_latency",
     ".metrics": "library_metrics ranking_scores",
     ".own_data": "collection_task labels_task pairs_task",

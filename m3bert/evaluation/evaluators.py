@@ -24,11 +24,11 @@ from ..encode.states import truncate
 from ..utils.columns import Role
 from ..utils.extras import require_extra
 from ..utils.hashing import fingerprint_of
-from .geometry import geometry_scores
 from .metrics import (
     Label,
     alignment,
     classification_scores,
+    geometry_scores,
     pair_cosines,
     pair_scores,
     ranking_scores,

@@ -14,10 +14,10 @@ import torch
 from ..encode.coding import Coder, PackedIndex
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
-from ..encode.precisions import FLOAT, precision_of
+from ..encode.precisions import FLOAT
 from ..encode.search import SHORTLISTS, nearest, rerank
 from ..encode.states import truncate, unwrap_encoder
-from .results import Latency, stored_as
+from .results import Latency, rescorers_of, stored_as
 
 
 # Other work on the machine only adds time, often to more than half of the rounds, so a median measures that work too.
@@ -166,17 +166,9 @@ def search_milliseconds(
     for stored in (floats, sorted({(g.dim, g.code) for g in grid.coded})):
         search_ms |= milliseconds_in_turn({stored_as(*each): search(*each) for each in stored}, rounds)
     rerank_ms: dict[str, dict[str, float]] = {}
-    for stored in (floats, _rescoring_precisions(grid)):
+    rescorers = {(g.dim, g.code if by == "codes" else by) for g in grid.coded for by in rescorers_of(g.code)}
+    for stored in (floats, sorted(rescorers - {*floats})):
         functions = {(stored_as(*each), length): reorder(*each, length) for each in stored for length in lengths}
         for (name, length), value in milliseconds_in_turn(functions, rounds).items():
             rerank_ms.setdefault(name, {})[str(length)] = value
     return search_ms, rerank_ms
-
-
-def _rescoring_precisions(grid: Grid) -> list[tuple[int, str]]:
-    """Dims and precisions besides float32 that rescore shortlists: symmetric ones, and int8 beside fewer bits."""
-    precisions = [(g.dim, precision_of(g.code)) for g in grid]
-    alone = {(dim, precision.name) for dim, precision in precisions if precision.symmetric}
-    return sorted(
-        alone | {(dim, "int8") for dim, precision in precisions if precision.bits < precision_of("int8").bits}
-    )

@@ -35,14 +35,8 @@ from ..utils.hashing import fingerprint_of, key_of
 from .results import GridResults, Score
 
 
-# Precision -> MTEB's name of it. MTEB has no names for QAMA's.
-MTEB_PRECISIONS = {
-    FLOAT: OutputDType.FLOAT32,
-    "float16": OutputDType.FLOAT16,
-    "int8": OutputDType.INT8,
-    "int4": OutputDType.INT4,
-    "binary": OutputDType.BINARY,
-}
+# Precisions that MTEB has a name for, which is the same; it has none for QAMA's.
+MTEB_PRECISIONS = {name: OutputDType(name) for name in PRECISIONS if name in [*OutputDType]}
 UNNAMED = "local/encoder"  # what MTEB calls an encoder whose name does not have the form user/model
 
 

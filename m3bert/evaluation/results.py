@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from ..encode.granularity import Granularity, Grid
-from ..encode.precisions import FLOAT, bytes_per_vector
+from ..encode.precisions import FLOAT, bytes_per_vector, precision_of
 from ..utils.durable import replace_text
 from ..utils.typed import read_json, typed
 
@@ -96,9 +96,25 @@ class MeasuredSearch:
         """Granularity of a rescored search."""
         return Granularity(self.layer, self.dim, self.code)
 
+    @property
+    def sizes(self) -> set[str]:
+        """Granularities of the vectors that are compared, as text; none for BM25 alone."""
+        if self.second_dim:
+            return {f"{self.layer}x{self.second_dim}"}
+        if self.rescore:
+            return {str(self.granularity)}
+        return {f"{layer}x{self.dim}" for layer in (self.query_layer, self.document_layer) if self.dim}
+
 
 SEARCHES = ("two_stage_searches", "asymmetric_searches", "rescored_searches", "hybrid_searches")
 SEARCH_DEFAULTS = {each.name: each.default for each in fields(MeasuredSearch)}
+
+
+def rescorers_of(code: str) -> list[str]:
+    """Those of [`RESCORERS`] whose rescoring of a shortlist differs from the search in this precision."""
+    precision = precision_of(code)
+    beside = [name for name in ("int8", FLOAT) if precision.bits < min(16, precision_of(name).bits)]
+    return ["codes", *beside] if precision.symmetric else beside
 
 
 def rescored_bytes(granularity: Granularity, rescore: str) -> int:
@@ -302,19 +318,11 @@ class GridResults:
         """The results of some granularities, and of the searches that use no other. Variances stay as they are."""
         grid = Grid(tuple(members))
         names = {str(g) for g in grid}
-
-        def scored(search: MeasuredSearch) -> bool:
-            return {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
-
-        return replace(
-            self,
-            grid=str(grid),
-            scores=[score for score in self.scores if score.granularity in names],
-            two_stage_searches=[s for s in self.two_stage_searches if f"{s.layer}x{s.second_dim}" in names],
-            rescored_searches=[s for s in self.rescored_searches if str(s.granularity) in names],
-            asymmetric_searches=[s for s in self.asymmetric_searches if scored(s)],
-            hybrid_searches=[s for s in self.hybrid_searches if s.query_layer is None or scored(s)],
-        )
+        searches: dict[str, Any] = {
+            name: [search for search in getattr(self, name) if search.sizes <= names] for name in SEARCHES
+        }
+        scores = [score for score in self.scores if score.granularity in names]
+        return replace(self, grid=str(grid), scores=scores, **searches)
 
     def tasks(self, task_type: str | None = None) -> list[str]:
         """Scored tasks of one task type, or of all types, in the order of the run."""

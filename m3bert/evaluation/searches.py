@@ -13,7 +13,7 @@ from ..encode.hybrid import FUSIONS
 from ..encode.search import SHORTLISTS, products_share, rerank
 from ..encode.states import shared_layers, truncate, unwrap_encoder
 from .evaluators import Retrieval, Vectors
-from .results import GridResults, MeasuredSearch
+from .results import GridResults, MeasuredSearch, rescorers_of
 from .task_embeddings import TaskEmbeddings
 
 
@@ -76,10 +76,10 @@ class Searches:
         lengths = [length for length in SHORTLISTS if length <= min(self.task.reachable, LONGEST_RESCORED)]
         for g in self.embeddings.grid.coded if lengths else ():
             shortlist = None
-            for name, vectors_of in self.embeddings.rescorers(g).items():
+            for name in rescorers_of(g.code):
                 if shortlist is None:
                     shortlist = self.task.nearest(self.embeddings.in_precision(g), lengths[-1]).rows
-                vectors = vectors_of()
+                vectors = self.embeddings.rescorer(g, name)
                 for length, rows in rerank(vectors["queries"], vectors["documents"], shortlist, lengths).items():
                     size = {"layer": g.layer, "dim": g.dim}
                     yield self._measured(rows, **size, code=g.code, rescore=name, shortlist=length)

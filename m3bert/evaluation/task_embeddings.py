@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +11,7 @@ from ..encode.coding import vectors_in_precision
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity
-from ..encode.precisions import FLOAT, precision_of
+from ..encode.precisions import FLOAT
 from ..encode.states import truncate
 from .evaluators import Evaluator, Scores, Vectors
 
@@ -61,16 +59,11 @@ class TaskEmbeddings:
             encoded, self.evaluator.stored, granularity, self.quantizer, float_queries=float_queries
         )
 
-    def rescorers(self, granularity: Granularity) -> dict[str, Callable[[], Vectors]]:
-        """Vectors that can rescore a shortlist of a precision: [`RESCORERS`] that differ from the search in it."""
-        precision = precision_of(granularity.code)
-        rescorers: dict[str, Callable[[], Vectors]] = {}
-        if precision.symmetric:
-            rescorers["codes"] = partial(self.in_precision, granularity, float_queries=True)
-        for name in ("int8", FLOAT):
-            if precision.bits < min(16, precision_of(name).bits):
-                rescorers[name] = partial(self.in_precision, replace(granularity, code=name))
-        return rescorers
+    def rescorer(self, granularity: Granularity, name: str) -> Vectors:
+        """Vectors that rescore a shortlist of a precision: one of [`rescorers_of`] it."""
+        if name == "codes":
+            return self.in_precision(granularity, float_queries=True)
+        return self.in_precision(replace(granularity, code=name))
 
     def float_dims(self, layer: int) -> list[int]:
         """Dims of a layer that are scored in float32."""

@@ -1,17 +1,11 @@
 """Evaluators: their scores are those of sentence-transformers."""
 
-from dataclasses import replace
-
 import pytest
-import threadpoolctl
-import torch
 from scipy.stats import ConstantInputWarning
 from sklearn.exceptions import UndefinedMetricWarning
-from torch.utils.data import DataLoader
 from transformers import AutoModel, AutoTokenizer
 
 from m3bert.evaluation import STS, GridEncoder, evaluate_grid, find_task, load_task, score_grid
-from m3bert.evaluation.evaluators import fit_classifier
 from m3bert.trainers import Granularity, Grid
 from tests.evaluation_data import write_rows
 
@@ -72,44 +66,3 @@ def test_similarity_equals_sentence_transformers(bert, sentence_transformer, dat
         )
         theirs = library(sentence_transformer)["spearman_cosine"]
         assert ours[g]["spearman"] == pytest.approx(theirs, abs=1e-6)
-
-
-def test_classification_equals_sentence_transformers(bert, sentence_transformer, data):
-    from sentence_transformers import InputExample
-    from sentence_transformers.sentence_transformer.evaluation import LabelAccuracyEvaluator
-
-    evaluator = load_task(find_task("banking77"), data)
-    vectors = sentence_transformer.encode(evaluator.texts["train"], convert_to_tensor=True).cpu()
-    with threadpoolctl.threadpool_limits(1):  # as the evaluator does: threads that wait for each other take minutes
-        classifier = fit_classifier(vectors, evaluator.train_labels)
-    weight, bias = (torch.from_numpy(part).float() for part in (classifier.coef_, classifier.intercept_))
-
-    def head(features, labels):
-        return None, sentence_transformer(features[0])["sentence_embedding"] @ weight.T + bias
-
-    pairs = zip(evaluator.texts["test"], evaluator.test_labels, strict=True)
-    examples = [InputExample(texts=[text], label=label) for text, label in pairs]
-    library = LabelAccuracyEvaluator(DataLoader(examples, batch_size=64), softmax_model=head)
-    theirs = library(sentence_transformer)["accuracy"]
-    assert score_grid(bert, evaluator)[Granularity(2, 20)]["accuracy"] == pytest.approx(theirs, abs=1e-6)
-
-
-def test_retrieval_equals_sentence_transformers(bert, sentence_transformer, data):
-    """Their gain knows no grades: all relevant documents have the same, and both kinds of gains are equal."""
-    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-    from sentence_transformers.util import cos_sim
-
-    graded = load_task(find_task("cranfield"), data)
-    evaluator = replace(graded, relevant=[dict.fromkeys(grades, 1.0) for grades in graded.relevant])
-    library = InformationRetrievalEvaluator(
-        {str(row): text for row, text in enumerate(evaluator.texts["queries"])},
-        {str(row): text for row, text in enumerate(evaluator.texts["documents"])},
-        {str(query): {str(row) for row in grades} for query, grades in enumerate(evaluator.relevant)},
-        precision_recall_at_k=[1, 10, 100],
-        truncate_dim=8,
-        score_functions={"cosine": cos_sim},
-    )
-    theirs = library(sentence_transformer)
-    ours = score_grid(bert, evaluator)[Granularity(2, 8)]
-    for name, value in ours.items():
-        assert value == pytest.approx(theirs[f"cosine_{name.replace('_exp', '')}"], abs=1e-6), name

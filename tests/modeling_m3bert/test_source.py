@@ -39,7 +39,7 @@ OTHERS = {
     "hub_cards/static_export.py": "a folder of this machine",
     "hub_cards/upload.py": "a card, at the revision and with the token of a push",
     "m3bert/encode/quantizer.py": "options of the source, with another subfolder",
-    "m3bert/evaluation/grid_evaluator.py": "modules in memory",
+    "m3bert/evaluation/while_training.py": "modules in memory",
     "m3bert/models/conversion.py": "the first look-up of a name",
     "m3bert/models/repository.py": "a snapshot at the commit of the source",
     "m3bert/models/trim.py": "a folder of this machine",

@@ -2,11 +2,10 @@
 
 import json
 
-import pytest
-
 from m3bert.commands.example_data import main
 from m3bert.data.files import load_files
 from m3bert.evaluation import collection_task, find_task, labels_task, load_task, pairs_task
+from tests.conftest import refused
 
 
 def rows(file) -> list[dict[str, str]]:
@@ -49,6 +48,5 @@ def test_it_runs_twice_but_never_over_a_file_of_yours(tmp_path):
     main([str(tmp_path)])
     (tmp_path / "text.txt").write_text("mine\n")
     (tmp_path / "pairs.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"text.txt exists and is no example file"):
-        main([str(tmp_path)])
+    refused(r"text.txt exists and is no example file", main, [str(tmp_path)])
     assert (tmp_path / "text.txt").read_text() == "mine\n" and not (tmp_path / "pairs.jsonl").exists()

@@ -28,6 +28,7 @@ from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity
 from tests.conftest import refused, save, write_modules
 from tests.exits.test_fit import pooled, random_texts
+from tests.scripts.test_join import index_of, write_rows
 
 
 @pytest.fixture
@@ -254,12 +255,9 @@ def test_a_teacher_is_named_in_the_record(source, files, tmp_path, encoder_folde
 
 
 def write_vectors(source, file, texts, width):
-    """Rows of text and vector of an index: the source's embeddings in another space, `(texts, width)`."""
-    embeddings = torch.from_numpy(SentenceTransformer(source).encode(texts))
-    draw = torch.randn(20, width, generator=torch.Generator().manual_seed(1))
-    vectors = torch.nn.functional.normalize(torch.nn.functional.normalize(embeddings) @ draw)
-    rows = zip(texts, vectors.tolist(), strict=True)
-    file.write_text("".join(json.dumps({"text": text, "vector": vector}) + "\n" for text, vector in rows))
+    """Rows of text and vector of an index; the vectors, `(texts, width)`."""
+    vectors = index_of(source, width, texts)
+    write_rows(file, texts, vectors.tolist())
     return vectors
 
 
@@ -298,14 +296,15 @@ def test_a_fit_after_a_join_of_a_narrower_index_has_all_dims(source, files, tmp_
 def test_a_join_that_cannot_be_is_refused(source, files, tmp_path):
     line, rows = [source, str(tmp_path / "out")], tmp_path / "rows.jsonl"
     write_vectors(source, rows, random_texts(15), 12)
-    refused("15 texts are too few to fit exits of 20 dims", fit, [*line, "--target_vectors", str(rows)])
-    with pytest.raises(ValueError, match="--target_vectors are the vectors of a teacher: pass them or --teacher"):
-        fit([*line, "--target_vectors", str(rows), "--teacher", "large"])
-    with pytest.raises(ValueError, match=r"rows.jsonl lacks the column\(s\) embedding; it has text, vector"):
-        fit([*line, "--target_vectors", str(rows), "--vector_column", "embedding"])
-    for options in ([], ["--files", files[0], "--target_vectors", str(rows)]):
-        with pytest.raises(ValueError, match="A fit needs texts: pass either --files or --target_vectors"):
-            fit([*line, *options])
+    target = ["--target_vectors", str(rows)]
+    for options, reason in (
+        (target, "15 texts are too few to fit exits of 20 dims"),
+        ([*target, "--teacher", "large"], "--target_vectors are the vectors of a teacher: pass them or --teacher"),
+        ([*target, "--vector_column", "embedding"], r"lacks the column\(s\) embedding; it has text, vector"),
+        ([], "A fit needs texts: pass either --files or --target_vectors"),
+        ([*target, "--files", files[0]], "A fit needs texts: pass either --files or --target_vectors"),
+    ):
+        refused(reason, fit, [*line, *options])
     modules = [
         models.Transformer(source, max_seq_length=32),
         models.Pooling(20, "cls"),
@@ -313,32 +312,27 @@ def test_a_join_that_cannot_be_is_refused(source, files, tmp_path):
     ]
     SentenceTransformer(modules=modules).save(str(tmp_path / "projected"))
     write_vectors(source, rows, random_texts(60), 12)
-    with pytest.raises(ValueError, match=r"stays behind its exits, .*: convert the model first \(m3bert convert\)"):
-        fit([str(tmp_path / "projected"), str(tmp_path / "out"), "--target_vectors", str(rows)])
+    message = r"stays behind its exits, .*: convert the model first \(m3bert convert\)"
+    refused(message, fit, [str(tmp_path / "projected"), str(tmp_path / "out"), *target])
     assert not (tmp_path / "out").exists()
 
 
 def test_what_is_wrong_is_said(source, files, tmp_path):
-    for command, line in ((convert, ["nowhere", "out", "--fit_exits", files[0]]), (fit, ["nowhere", "out"])):
-        options = ["--files", files[0]] if command is fit else []
-        with pytest.raises(ValueError, match="compute_dtype='int8' is unknown; legal values: float32, bfloat16"):
-            command([*line, *options, "--compute_dtype", "int8"])
-    with pytest.raises(ValueError, match="--fit_exits needs the pooling, which --encoder_only leaves out"):
-        convert([source, str(tmp_path / "out"), "--fit_exits", files[0], "--encoder_only"])
-    with pytest.raises(ValueError, match="a path must end in the last layer, 3"):
-        fit([source, str(tmp_path / "out"), "--files", files[0], "--depths", "1,2", "2-2"])
-    few = tmp_path / "few.txt"
+    line, few = [source, str(tmp_path / "out")], tmp_path / "few.txt"
     few.write_text("the first text\nanother one\n" * 100)
+    message = "--fit_exits needs the pooling, which --encoder_only leaves out"
+    refused(message, convert, [*line, "--fit_exits", files[0], "--encoder_only"])
     for options, reason in (
+        (["--files", files[0], "--compute_dtype", "int8"], "compute_dtype='int8' is unknown; legal values: float32,"),
+        (["--files", files[0], "--depths", "1,2", "2-2"], "a path must end in the last layer, 3"),
         (["--files", files[0], "--depths", "1,3", "2-3"], "two of them are depth 2. A depth has one list of layers"),
         (["--files", files[0], "--depths", "3-1"], "--depths 3-1: 3-1 has no layers; write 1-3"),
         (["--files", files[0], "--max_length", "0"], "max_length=0 must be at least 1"),
         (["--files", str(few), "--depths", "1-2"], "These texts are too few, or too often equal"),
     ):
-        refused(reason, fit, [source, str(tmp_path / "out"), *options])
+        refused(reason, fit, [*line, *options])
     for command, option in ((convert, "--fit_exits"), (fit, "--files")):
-        with pytest.raises(ValueError, match=rf"^{re.escape(files[1])} lacks the column\(s\) text \(--text_column"):
-            command([source, str(tmp_path / "out"), option, files[1]])
+        refused(r"rows.jsonl lacks the column\(s\) text \(--text_column", command, [*line, option, files[1]])
     assert not (tmp_path / "out").exists()
 
 

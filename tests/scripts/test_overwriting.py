@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from m3bert.commands import convert, evaluate, export, fit, train
+from m3bert.commands import convert, evaluate, export, fit, join, train, trim
 from m3bert.commands.command import EXPORT_FILES, MODEL_FILES, check_overwriting
 from m3bert.evaluation import GridEncoder, GridResults
 from m3bert.utils.durable import remove_files
@@ -20,6 +20,8 @@ from tests.evaluation_data import write_data
         (train.main, ["contrastive", "--train_files", "pairs.jsonl", "--output_dir"], "checkpoint-5"),
         (convert.main, ["model"], "config.json"),
         (fit.main, ["--files", "texts.txt", "--", "model"], "config.json"),
+        (trim.main, ["--files", "texts.txt", "--", "model"], "config.json"),
+        (join.main, ["--vectors", "rows.jsonl", "--", "model"], "config.json"),
         (export.main, ["--output_dir"], "onnx"),
         (export.main, ["--format", "static", "--model_name_or_path", "model", "--output_dir"], "modules.json"),
         (evaluate.main, ["--tasks", "stsb", "--output_dir"], "results.json"),

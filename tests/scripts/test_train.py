@@ -10,11 +10,11 @@ import torch
 from peft import PeftModel
 
 from m3bert.commands import train
-from m3bert.commands.train import load_class
 from m3bert.commands.training_data import DataArguments, masked_lm_data
 from m3bert.encode.quantizer import find_quantizer
 from m3bert.hub_cards.training_record import TrainingRecord
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.trainers import IBKDConfig, IBKDTrainer
 from tests.conftest import padded_batch, refused, tiny_config
 from tests.evaluation_data import serve_datasets
 
@@ -134,13 +134,13 @@ def test_a_quantizer(text_files, tiny_checkpoint, quick_options, frozen):
     assert find_quantizer(str(text_files / "out")).fingerprint == first.fingerprint
 
 
-def test_a_config_of_ones_own_may_extend_a_method(text_files):
-    from m3bert.trainers import IBKDConfig, IBKDTrainer
-
-    file = text_files / "student.py"
-    file.write_text("from m3bert import IBKDConfig\nclass StudentConfig(IBKDConfig):\n    pass\n")
+def test_a_config_of_ones_own_may_extend_a_method(tmp_path):
+    file = tmp_path / "student.py"
+    file.write_text("from m3bert import IBKDConfig\nclass StudentConfig(IBKDConfig): ...\nclass Other: ...\n")
     config, trainer = train.method_of(f"{file}:StudentConfig")
     assert issubclass(config, IBKDConfig) and trainer is IBKDTrainer
+    refused("student.py defines no Typo", train.method_of, f"{file}:Typo")
+    refused("Other in .* must derive from EmbeddingConfig", train.method_of, f"{file}:Other")
 
 
 def options_of(method: str, *arguments: object) -> tuple:
@@ -211,9 +211,3 @@ def test_the_checkpoint_to_resume_from(tmp_path):
 def test_named_files_are_for_pairs(text_files):
     data = DataArguments(train_files=[f"english={text_files / 'en.txt'}"])
     refused("NAME=FILE is for pairs", masked_lm_data, data, None, None, evaluation=False)
-
-
-def test_a_class_must_be_in_its_file(tmp_path):
-    (tmp_path / "mine.py").write_text("class Mine: ...\n")
-    assert load_class(tmp_path / "mine.py", "Mine").__name__ == "Mine"
-    refused("mine.py defines no Typo", load_class, tmp_path / "mine.py", "Typo")

@@ -18,8 +18,8 @@ from m3bert import trainers
 from m3bert.commands.convert import convert
 from m3bert.commands.encoder import EncoderArguments, load_encoder
 from m3bert.evaluation import GridEncoder, as_sentence_transformer, score_grid
+from m3bert.evaluation.evaluate import TaskEmbeddings
 from m3bert.evaluation.evaluators import STS, Retrieval
-from m3bert.evaluation.grid_evaluation import TaskEmbeddings
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.onnx_export import embed, export_onnx, open_session

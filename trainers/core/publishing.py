@@ -20,8 +20,8 @@ from ...data.formats import file_name
 from ...data.training_sets import NamedDatasets
 from ...encode.encoder import GridEncoder
 from ...encode.states import unwrap_encoder
-from ...evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
 from ...evaluation.results import GridResults
+from ...evaluation.while_training import GridEvaluator, as_sentence_transformer
 from ...hub_cards.metadata import Statements
 from ...hub_cards.publication import Options, publish, write_card
 from ...hub_cards.training_record import TrainingRecord, changed_settings, hub_datasets, origin_of, parts_of

@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
 from ..utils.extras import require_extra
-from .grid_evaluation import score_grid
+from .evaluate import score_grid
 from .readers import load_task
 from .tasks import Task, find_tasks
 
