@@ -12,8 +12,8 @@ from huggingface_hub import ModelCardData
 from ..encode.granularity import Granularity
 from ..models.settings import SIMILARITY_FILE, EmbeddingSettings
 from .checkpoint import Checkpoint
+from .files import CARD
 from .tables import render
-from .upload import CARD
 
 
 PLACE = '"user/name"'  # what the code in a README loads: arguments of a class of sentence-transformers

@@ -13,7 +13,7 @@ from ..encode.granularity import Granularity, Grid
 from ..encode.precisions import FLOAT
 from ..evaluation.results import GridResults
 from ..utils.extras import require_extra
-from .choices import Headline
+from .sizes import Headline
 from .tables import sizes_in, tasks_counted, title_of
 
 

@@ -16,9 +16,9 @@ from ..evaluation.tasks import TASKS
 from ..models.settings import MODULES_FILE
 from ..utils.durable import replace_text
 from .checkpoint import Checkpoint
+from .files import EVAL_RESULTS, RESULTS
 from .native_export import lost_layers, state_only
 from .tables import dataset_of, title_of
-from .upload import EVAL_RESULTS, RESULTS
 
 
 logger = logging.getLogger(__name__)

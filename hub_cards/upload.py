@@ -17,13 +17,11 @@ from huggingface_hub.errors import (
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER
 from ..models.settings import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
+from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, EVAL_RESULTS, RESULTS, sizes_of
 from .onnx_graphs import QUALITY
 from .training_record import RECORD_FILE
 
 
-CARD, RESULTS = "README.md", "results.json"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as peft names them
-EVAL_RESULTS = ".eval_results/m3bert.yaml"  # other files of this folder belong to other people
 # Files that pushes generate. A push deletes those that it does not have itself; files of a person stay.
 GENERATED_FILES = (
     *(RESULTS, EVAL_RESULTS, RECORD_FILE, QUALITY, MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE),
@@ -33,12 +31,6 @@ GENERATED_FILES = (
     *(f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", f"{QUANTIZER_FOLDER}/*", "[0-9]_[A-Z]*/*"),
     *("router_config.json", "query_[0-9]_*/*", "document_[0-9]_*/*"),
 )
-
-
-def sizes_of(folder: Path) -> dict[str, int]:
-    """File of a folder -> bytes."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
 
 @dataclass(frozen=True)
