@@ -12,9 +12,9 @@ from ..evaluation.results import GridResults, Latency
 from ..models.settings import EmbeddingSettings
 from ..utils import papers
 from ..utils.hashing import sha256_of
-from .checkpoint import Checkpoint
+from .checkpoint import PIPELINES, Checkpoint
 from .figures import LEADS
-from .metadata import PIPELINES, Statements
+from .metadata import Statements
 from .native_export import SERVED, SERVED_TYPES
 from .onnx_graphs import GraphReport
 from .sizes import Headline

@@ -99,10 +99,6 @@ def draw_curves(
     save(figure, file)
 
 
-def heading(results: GridResults, task_type: str) -> str:
-    return f"{title_of(task_type)}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
-
-
 def curves_of(headline: Headline, timed: bool) -> dict[str, list[tuple[str, float, float]]]:
     """
     Precision -> its points by ascending cost: label, ms per query (`timed`) or bytes per vector, and percent of the
@@ -140,8 +136,8 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     """Layers x dims in float32: the mean over the tasks of a type, in percent."""
     sizes, quality = Grid(tuple(sizes_in(results))), results.quality(results.tasks(task_type))
     cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in sizes.dims] for layer in sizes.layers]
-    panels = {heading(results, task_type): np.array(cells)}
-    draw_heat_maps(panels, sizes.layers, sizes.dims, ("layers", "dims"), file)
+    title = f"{title_of(task_type)}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
+    draw_heat_maps({title: np.array(cells)}, sizes.layers, sizes.dims, ("layers", "dims"), file)
 
 
 def draw_asymmetric_searches(results: GridResults, file: Path) -> None:

@@ -16,13 +16,6 @@ OWN_TAGS = (
     "generated_from_trainer",
     "text-embeddings-inference",
 )
-# Auto class of a model -> its task on the Hub.
-PIPELINES = {
-    "AutoModel": "feature-extraction",
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-}
 
 
 @dataclass(frozen=True)

@@ -81,10 +81,8 @@ def results_that_hold(
 
 
 def evaluations(results: GridResults) -> list[EvalResult]:
-    """
-    One result per task and size in float32: the main metric as measured, not in percent. Other precisions are left
-    out, because readers of the metadata would take their scores for those of the model.
-    """
+    """One result per task and size in float32: the main metric as measured, not in percent. Readers of the metadata
+    would take the scores of other precisions for those of the model."""
     entries = []
     for score in results.scores:
         mteb, g = results.settings.get("mteb", {}).get(score.task), Granularity.parse(score.granularity)

@@ -32,20 +32,12 @@ ENOUGH = 0.9  # share that the size which a card advises keeps at least
 
 
 class Cost(NamedTuple):
-    """
-    The cost of one granularity.
-
-    Args:
-        parameters (`int`): Parameters of the encoder at its depth, with embeddings, its exit, and the static table
-            where it is read.
-        layer_parameters (`int`): The same without the token and position tables.
-        flops_per_token (`int`): Operations of matrix products per token of a text of [`tokens_counted`] tokens; a
-            multiplication and an addition count as two. Attention costs more per token in longer texts. Of an exit,
-            only the rows of `dim` are computed.
-    """
+    """The cost of one granularity: of its layers and its exit, and of the static table where it is read."""
 
     parameters: int
-    layer_parameters: int
+    layer_parameters: int  # without the tables of tokens and positions
+    # Operations of matrix products per token of a text of [`tokens_counted`] tokens; a multiplication and an addition
+    # count as two. Attention costs more per token in longer texts. Of an exit, only the rows of `dim` are computed.
     flops_per_token: int
 
 
@@ -162,23 +154,14 @@ def choose_rows(offers: Sequence[Offer], most: int = ROWS) -> list[Offer]:
 
 @dataclass(frozen=True)
 class Headline:
-    """
-    The main result of an evaluation.
+    """The main result of an evaluation: the quality of each size in the task type that is judged by, which is
+    retrieval, if it was scored."""
 
-    Args:
-        metric (`str`): Main metric of the task type that is judged by: of retrieval, if it was scored.
-        tasks (`list[str]`): Tasks of this type, over which quality is a mean.
-        offers (`list[Offer]`): Every size, the full one last. If `asymmetric`, sizes are those of the queries, and the
-            documents have the same dims and the layer of the full size.
-        asymmetric (`bool`): Whether queries of fewer layers were compared with documents of the last one.
-        bm25 (`float`, *optional*): Quality of BM25 alone.
-    """
-
-    metric: str
-    tasks: list[str]
-    offers: list[Offer]
-    asymmetric: bool
-    bm25: float | None
+    metric: str  # the main one of the task type
+    tasks: list[str]  # of this type, over which quality is a mean
+    offers: list[Offer]  # the full size last; if `asymmetric`, sizes are those of the queries
+    asymmetric: bool  # queries of fewer layers search documents of the same dims and the layer of the full size
+    bm25: float | None  # quality of BM25 alone
 
     @classmethod
     def of(cls, results: GridResults | None) -> Headline | None:

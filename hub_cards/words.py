@@ -9,8 +9,7 @@ from ..encode.precisions import FLOAT, PRECISIONS, bytes_per_vector
 from ..modeling.configuration_elastic import legal_dims, legal_layers
 from ..models.settings import EmbeddingSettings
 from .card_source import CardSource, Training
-from .checkpoint import Checkpoint
-from .metadata import PIPELINES
+from .checkpoint import PIPELINES, Checkpoint
 from .native_export import is_plain
 from .sizes import CODES_SHOWN, ENOUGH, Headline, costs
 from .tables import TITLES, markdown, share, title_of
