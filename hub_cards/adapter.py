@@ -129,8 +129,5 @@ class AdapterCard:
         tags = ["sentence-transformers", "feature-extraction"] if adapter.embeds else []
         tags += ["matryoshka"] if self.grid is not None and len(self.grid) > 1 else []
         tags += [f"base_model:adapter:{adapter.base}", adapter.config["peft_type"].lower(), "transformers"]
-        return self.training.metadata(adapter.head, tags) | {
-            "library_name": "peft",
-            "base_model": adapter.base,
-            "base_model_relation": "adapter",
-        }
+        base = {"library_name": "peft", "base_model": adapter.base, "base_model_relation": "adapter"}
+        return self.training.metadata(adapter.head, tags) | base

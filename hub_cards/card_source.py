@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ..encode.granularity import Granularity, Grid
-from ..evaluation.results import GridResults, Latency
+from ..evaluation.results import GridResults
 from ..models.settings import EmbeddingSettings
 from ..utils import papers
 from ..utils.hashing import sha256_of
@@ -18,7 +18,6 @@ from .metadata import Statements
 from .native_export import SERVED, SERVED_TYPES
 from .onnx_graphs import GraphReport
 from .sizes import Headline
-from .tables import dataset_of
 from .training_record import TrainingRecord
 
 
@@ -157,10 +156,6 @@ class CardSource:
         """The same for the full size."""
         return TRUST if self.checkpoint.needs_code else ""
 
-    @property
-    def latency(self) -> Latency | None:
-        return self.results.latency if self.results else None
-
     @cached_property
     def headline(self) -> Headline | None:
         return Headline.of(self.results)
@@ -184,11 +179,6 @@ class CardSource:
         return sha256_of(file) if compared and file.is_file() else None
 
     @property
-    def task_datasets(self) -> dict[str, str | None]:
-        """Task of the evaluation -> Hub id of its data."""
-        return {task: dataset_of(self.results, task) for task in self.results.tasks()} if self.results else {}
-
-    @property
     def citations(self) -> list[str]:
         """BibTeX entries of the architecture and of the training."""
         checkpoint = self.checkpoint
@@ -207,7 +197,6 @@ class CardSource:
             SERVED: self.embeds and checkpoint.exported_from is not None and kind in SERVED_TYPES,
             "onnx": self.onnx is not None,
         }
-        return self.training.metadata(checkpoint.head, [tag for tag, holds in conditions.items() if holds]) | {
-            "library_name": "sentence-transformers" if self.embeds else "transformers",
-            "base_model": self.base_model,
-        }
+        library = "sentence-transformers" if self.embeds else "transformers"
+        metadata = self.training.metadata(checkpoint.head, [tag for tag, holds in conditions.items() if holds])
+        return metadata | {"library_name": library, "base_model": self.base_model}

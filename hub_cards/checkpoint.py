@@ -272,11 +272,9 @@ class Checkpoint:
         """Fingerprint of the weights of encoder and projection."""
         return self.identity["weights"]
 
-    def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
+    def encoder(self, grid: Grid | None = None) -> GridEncoder:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
-        encoder = GridEncoder.from_pretrained(
-            self.folder, grid=grid or self.grid, model_kwargs={**self.code_options, **options}
-        )
+        encoder = GridEncoder.from_pretrained(self.folder, grid=grid or self.grid, model_kwargs=self.code_options)
         encoder.model.to(device_of())
         return encoder
 

@@ -29,12 +29,9 @@ def export_plain(
     place: str = PLACE,
     **native: Any,
 ) -> str:
-    """
-    Write a checkpoint, or one granularity of it, in a format that needs no remote code: `"native"`
-    ([`export_native`], with the arguments `native`), `"static"` ([`export_static`]) or `"router"` ([`export_router`],
-    where `size` embeds the queries). `place` is what the code in the README loads, as Python arguments. Returns what
-    was written, in words.
-    """
+    """Write a checkpoint, or one granularity of it, in a format that needs no remote code: `"native"`, `"static"` or
+    `"router"`, where `size` embeds the queries. `native` are arguments of [`export_native`]; `place` is what the code
+    in the README loads, as Python arguments. Returns what was written, in words."""
     if format == "router":
         queries, documents = export_router(checkpoint, folder, size, dtype=dtype, place=place)
         return f"queries {queries}, documents {documents}"

@@ -175,8 +175,9 @@ def _lay_out_encoder(
     if results is not None:
         if options.quantize:
             raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
-        parts = {"native": is_native, "quantizer": not loses_quantizer}
-        results = results_that_hold(checkpoint, results, size, repo_id, **parts)
+        results = results_that_hold(
+            checkpoint, results, size, repo_id, native=is_native, quantizer=not loses_quantizer
+        )
     if is_native:
         export_native(checkpoint, folder, options.granularity)
     else:

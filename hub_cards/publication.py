@@ -96,6 +96,5 @@ def write_card(folder: Path, repo_id: str, options: Options, results: GridResult
         replace_text(folder / CARD, str(render_card(AdapterCard(repo_id, adapter, options.statements))))
         return
     checkpoint = Checkpoint(folder)
-    if results is not None:
-        results = results_of(checkpoint, results, repo_id)
+    results = results and results_of(checkpoint, results, repo_id)
     describe(checkpoint, repo_id, options, results, card_in(folder))

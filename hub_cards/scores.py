@@ -152,5 +152,4 @@ def write_eval_results(folder: Path, entries: list[EvalResultEntry]) -> None:
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(exist_ok=True)
-    content = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, width=1000)
-    replace_text(file, content)
+    replace_text(file, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, width=1000))

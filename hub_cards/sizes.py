@@ -132,11 +132,9 @@ class Offer(NamedTuple):
 
 
 def choose_rows(offers: Sequence[Offer], most: int = ROWS) -> list[Offer]:
-    """
-    The sizes to choose from, the best first: the full size, the fewest layers at all their dims, and those that keep
-    half of the quality of the full size and that no other one equals or beats in quality, time and bytes. While there
-    are more than `most`, drop the size whose neighbours differ least in quality.
-    """
+    """The sizes to choose from, the best first: the full size, the fewest layers at all their dims, and those that
+    keep half of the quality of the full size and that no other one equals or beats in quality, time and bytes. While
+    there are more than `most`, drop the size whose neighbours differ least in quality."""
     full, shallow = max(offers), max(o for o in offers if o.granularity.layer == min(offers).granularity.layer)
     order = sorted(offers, key=lambda offer: (-offer.quality, offer.ms, offer.bytes))
     rows = [

@@ -81,18 +81,13 @@ class TrainingRecord:
 
 def parts_of(identity: Identity) -> list[dict[str, Any]]:
     """The parts of an objective in the form of a record."""
-    return [
-        {
-            "name": part.name,
-            "equation": part.equation,
-            "weight": part.weight,
-            "papers": [
-                {"title": paper.title, "id": paper.id, "link": paper.link, "citation": paper.citation}
-                for paper in part.papers
-            ],
-        }
-        for part in identity.parts or (identity,)
-    ]
+    parts = []
+    for part in identity.parts or (identity,):
+        papers = [
+            {name: getattr(paper, name) for name in ("title", "id", "link", "citation")} for paper in part.papers
+        ]
+        parts.append({"name": part.name, "equation": part.equation, "weight": part.weight, "papers": papers})
+    return parts
 
 
 def origin_of(config: EncoderConfig) -> tuple[str | None, list[str]]:

@@ -7,12 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi, hf_hub_download
-from huggingface_hub.errors import (
-    HTTPError,  # no connection; not an OSError
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..modeling.files_elastic import EXTRAS_FILE, EXTRAS_FOLDER
@@ -98,7 +93,7 @@ class Publication:
                 api.create_branch(self.repo_id, branch=name, revision=first, exist_ok=True)
                 api.upload_folder(folder_path=folder, revision=name, delete_patterns="*", **options)
             return commit
-        except (HTTPError, RuntimeError) as error:
+        except (HTTPError, RuntimeError) as error:  # no connection is an HTTPError, and no OSError
             reason = " ".join(str(error).split())
             raise OSError(f"{self.repo_id} was not pushed; push again to continue. {reason}") from error
 

@@ -70,22 +70,18 @@ def opening(card: CardSource) -> str:
 
 def advice(card: CardSource, headline: Headline) -> str:
     """Which size to load, and what it keeps of the full one; empty if there is only one size."""
-    best, full = headline.advised, headline.full
+    best, full, metric = headline.advised, headline.full, headline.metric
     if best is None:
-        kept = f"{100 * ENOUGH:.0f}% of the {headline.metric} of `{full.granularity}`"
-        return f"No smaller size keeps {kept}." if len(headline.offers) > 1 else ""
+        others = f"No smaller size keeps {100 * ENOUGH:.0f}% of the {metric} of `{full.granularity}`."
+        return others if len(headline.offers) > 1 else ""
     layer = best.granularity.layer
-    queries = headline.asymmetric and layer < card.checkpoint.full.layer
-    parts = [
-        f"Load `{best.granularity}`{'' if layer else ' (table look-up)'}"
-        f"{' for queries, and all layers for documents' if queries else ''}: it keeps "
-        f"{share(best.quality, full.quality)}% of the {headline.metric} of `{full.granularity}`"
-    ]
-    if best.ms < full.ms:
-        parts.append(f"in {share(best.ms, full.ms)}% of the time")
-    if best.bytes < full.bytes:
-        parts.append(f"with {share(best.bytes, full.bytes)}% of the bytes")
-    return f"{', '.join(parts)}."
+    size = f"`{best.granularity}`{'' if layer else ' (table look-up)'}"
+    mixed = headline.asymmetric and layer < card.checkpoint.full.layer
+    sides = " for queries, and all layers for documents" if mixed else ""
+    quality = f"{share(best.quality, full.quality)}% of the {metric} of `{full.granularity}`"
+    time = f", in {share(best.ms, full.ms)}% of the time" if best.ms < full.ms else ""
+    memory = f", with {share(best.bytes, full.bytes)}% of the bytes" if best.bytes < full.bytes else ""
+    return f"Load {size}{sides}: it keeps {quality}{time}{memory}."
 
 
 def sentence_transformer_options(card: CardSource, layer: int, dim: int | None = None) -> str:
@@ -93,15 +89,6 @@ def sentence_transformer_options(card: CardSource, layer: int, dim: int | None =
     name, key = ("model", "output_layer") if card.checkpoint.elastic else ("config", "num_hidden_layers")
     depth = f', {name}_kwargs={{"{key}": {layer}}}' if layer != card.checkpoint.full.layer else ""
     return f"{card.trust}{f', truncate_dim={dim}' if dim else ''}{depth}"
-
-
-def quantizer_options(card: CardSource) -> str:
-    """The arguments of `SentenceTransformer` that load what the quantizer reads."""
-    config, full = card.checkpoint.quantizer_config, card.checkpoint.full
-    if config is None:
-        return ""
-    layer = full.layer if not config.layers or full.layer in config.layers else config.layers[-1]
-    return sentence_transformer_options(card, layer, config.hidden_size if config.hidden_size != full.dim else None)
 
 
 def auto_model_options(card: CardSource) -> str:
@@ -196,7 +183,7 @@ def unmeasured(card: CardSource) -> str:
         "how near the training data is to the texts of the tasks": results and checkpoint.record,
         f"quality of vectors in {' or '.join(codes)}, although their bytes are listed": codes,
         "quality of the codes of its quantizer": checkpoint.quantizer_config and not learned,
-        "speed": card.latency is None,
+        "speed": not results or results.latency is None,
         "bias, and harm that its use may cause": True,
     }
     return "\n".join(f"- {item}" for item, holds in items.items() if holds)

@@ -174,9 +174,8 @@ def test_the_metadata_is_read_by_the_hubs_own_loader_with_every_granularity(publ
         (e.dataset_name, "{layer}x{dim}".format(**e.metric_args), e.metric_type): e.metric_value
         for e in data.eval_results
     }
-    assert entries == pytest.approx(expected, abs=1e-6) and len(data.eval_results) == len(TASKS) * len(
-        Grid.parse(GRID)
-    )
+    assert entries == pytest.approx(expected, abs=1e-6)
+    assert len(data.eval_results) == len(TASKS) * len(Grid.parse(GRID))
 
 
 def test_the_first_screen_is_one_figure_one_table_and_short_lines_to_load_it(published):
@@ -227,9 +226,7 @@ def test_every_link_and_figure_is_in_the_folder(published):
 
 def test_the_card_has_the_run_its_tasks_and_every_granularity(published, run):
     text = ModelCard.load(published / "README.md").text
-    assert (
-        "`ContrastiveTrainer`, 2 steps of 8 rows" in text and "[user/base](https://huggingface.co/user/base)" in text
-    )
+    assert "`ContrastiveTrainer`, 2 steps of 8 rows" in text
     assert "| `learning_rate` | `0.0003` |" in text and "weight_decay" not in text  # a default
     assert "output_dir`" not in text and str(published) not in text
     table = {row[0]: row[1:] for row in rows(text, "| task | type | score | texts | what it is |")}
