@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from m3bert import modeling as modeling_m3bert
 
 from ..encode.granularity import Grid
 from ..models.settings import MODULES_FILE, EmbeddingSettings, check_weights, hub_id
 from ..utils import papers
-from ..utils.durable import replace_text
 from ..utils.typed import read_json
-from .card import TRUST, described, merged_card, training_variables
+from .card_source import TRUST, Training
 from .checkpoint import head_of
-from .files import files_of
+from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from .metadata import Statements
 from .training_record import TrainingRecord
-from .upload import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD
 
 
 def is_adapter(folder: Path) -> bool:
@@ -83,36 +79,55 @@ class Adapter:
         return {**self.config, **changes}
 
 
-def export_adapter(
-    adapter: Adapter, folder: Path, repo_id: str, said: Statements, previous: str | None = None
-) -> None:
-    """Write the files of an adapter into an empty folder, with a card that keeps the edits of the previous one."""
-    for name in files_of(adapter.folder, more=(ADAPTER_CONFIG, ADAPTER_WEIGHTS)):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(adapter.folder / name, folder / name)
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(adapter.published_config(), indent=2) + "\n", encoding="utf-8")
-    write_adapter_card(adapter, folder, repo_id, said, previous)
+@dataclass(frozen=True)
+class AdapterCard:
+    """Everything that the card of an adapter is generated from, and what its template reads."""
 
+    template: ClassVar[str] = "adapter.md"
 
-def write_adapter_card(
-    adapter: Adapter, folder: Path, repo_id: str, said: Statements, previous: str | None = None
-) -> None:
-    """Write the card of an adapter into a folder; see [`export_adapter`]."""
-    record, settings = TrainingRecord.find(adapter.folder), EmbeddingSettings.read(adapter.folder)
-    grid = Grid.parse(record.grid) if record is not None else None
-    values = training_variables(record, said, settings, *([papers.M3BERT] if adapter.elastic else []))
-    values |= {
-        "adapter": adapter,
-        "grid": grid,
-        "plain": adapter.embeds and settings.projection is None,  # `AutoModel` returns what precedes a projection
-        "trust": TRUST if adapter.elastic else "",
-        "origin": f"[{adapter.base}](https://huggingface.co/{adapter.base})",
-        "length": record.settings.get("max_length") if record else None,
-    }
-    tags = ["sentence-transformers", "feature-extraction"] if adapter.embeds else []
-    tags += ["matryoshka"] if grid is not None and len(grid) > 1 else []
-    tags += [f"base_model:adapter:{adapter.base}", adapter.config["peft_type"].lower(), "transformers"]
-    data = described(record, said, adapter.head, tags)
-    data |= {"library_name": "peft", "base_model": adapter.base, "base_model_relation": "adapter"}
-    card = merged_card("adapter.md", repo_id, values, data, previous=previous)
-    replace_text(folder / CARD, str(card))
+    repo_id: str
+    adapter: Adapter
+    statements: Statements
+
+    @property
+    def training(self) -> Training:
+        return Training(TrainingRecord.find(self.adapter.folder), self.statements)
+
+    @cached_property
+    def settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings.read(self.adapter.folder)
+
+    @property
+    def base_model(self) -> str:
+        return self.adapter.base
+
+    @property
+    def grid(self) -> Grid | None:
+        """The granularities that it was trained at; `None` if unknown."""
+        record = self.training.record
+        return Grid.parse(record.grid) if record is not None else None
+
+    @property
+    def pools(self) -> bool:
+        """Whether `AutoModel` returns all that an embedding is pooled from: a projection is not in it."""
+        return self.adapter.embeds and self.settings.projection is None
+
+    @property
+    def trust(self) -> str:
+        """The argument that runs the code of the base model, if it needs it."""
+        return TRUST if self.adapter.elastic else ""
+
+    @property
+    def citations(self) -> list[str]:
+        """BibTeX entries of the architecture and of the training."""
+        return self.training.citations(*([papers.M3BERT] if self.adapter.elastic else []))
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the card by the keys of the Hub."""
+        adapter = self.adapter
+        tags = ["sentence-transformers", "feature-extraction"] if adapter.embeds else []
+        tags += ["matryoshka"] if self.grid is not None and len(self.grid) > 1 else []
+        tags += [f"base_model:adapter:{adapter.base}", adapter.config["peft_type"].lower(), "transformers"]
+        base = {"library_name": "peft", "base_model": adapter.base, "base_model_relation": "adapter"}
+        return self.training.metadata(adapter.head, tags) | base

@@ -24,27 +24,22 @@ from ..modeling.configuration_elastic import Elasticity, Size, cut_config, resol
 from ..modeling.files_elastic import SIZE_TYPE, Source
 from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from ..models.auto import load_config, load_model
-from ..models.settings import (
-    MODULES_FILE,
-    EmbeddingSettings,
-    check_weights,
-    hub_id,
-    load_tokenizer,
-    shards_of,
-)
+from ..models.settings import MODULES_FILE, EmbeddingSettings, check_weights, hub_id, load_tokenizer, shards_of
 from ..utils.hashing import sha256_of
 from ..utils.typed import read_json
 from .files import code_named_by, files_of
 from .training_record import TrainingRecord
 
 
-# How the name of a model class ends -> the Auto class that loads it.
-HEADS = {
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForTokenClassification": "AutoModelForTokenClassification",
-    "Model": "AutoModel",
+# Auto class that loads a model -> its task on the Hub.
+PIPELINES = {
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModel": "feature-extraction",
 }
+# How the name of a model class ends -> the Auto class that loads it.
+HEADS = {auto.removeprefix("AutoModel") or "Model": auto for auto in PIPELINES}
 PACKAGE = Path(modeling_m3bert.__file__).parent
 
 
@@ -277,11 +272,9 @@ class Checkpoint:
         """Fingerprint of the weights of encoder and projection."""
         return self.identity["weights"]
 
-    def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
+    def encoder(self, grid: Grid | None = None) -> GridEncoder:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
-        encoder = GridEncoder.from_pretrained(
-            self.folder, grid=grid or self.grid, model_kwargs={**self.code_options, **options}
-        )
+        encoder = GridEncoder.from_pretrained(self.folder, grid=grid or self.grid, model_kwargs=self.code_options)
         encoder.model.to(device_of())
         return encoder
 

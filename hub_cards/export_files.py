@@ -12,8 +12,8 @@ from huggingface_hub import ModelCardData
 from ..encode.granularity import Granularity
 from ..models.settings import SIMILARITY_FILE, EmbeddingSettings
 from .checkpoint import Checkpoint
+from .files import CARD
 from .tables import render
-from .upload import CARD
 
 
 PLACE = '"user/name"'  # what the code in a README loads: arguments of a class of sentence-transformers
@@ -38,12 +38,11 @@ def write_readme(
     checkpoint: Checkpoint, folder: Path, format: str, size: Granularity, tags: Sequence[str], **facts: Any
 ) -> None:
     """Write the README of an export: the part of `export.md` for its format, filled in with facts."""
-    data = ModelCardData(
-        library_name="sentence-transformers",
-        pipeline_tag="sentence-similarity",
-        tags=["sentence-transformers", "feature-extraction", *tags],
-    )
+    tags = ["sentence-transformers", "feature-extraction", *tags]
+    data = ModelCardData(library_name="sentence-transformers", pipeline_tag="sentence-similarity", tags=tags)
     # sentence-transformers normalises in the type of the table, in which an empty text would become NaN.
     cast = ".float()" if facts.get("dtype") == "float16" else ""
-    text = render("export.md", checkpoint=checkpoint, format=format, size=size, cast=cast, **facts)
+    made = f", {'converted from' if checkpoint.is_m3bert else 'made of'} `{checkpoint.source}`"
+    name = f"an elastic encoder{made if checkpoint.source else ''}"
+    text = render("export.md", checkpoint=checkpoint, name=name, format=format, size=size, cast=cast, **facts)
     (folder / CARD).write_text(f"---\n{data.to_yaml()}\n---\n\n{text.strip()}\n", encoding="utf-8")

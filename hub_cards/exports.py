@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..modeling.configuration_elastic import legal_layers
 from ..utils.typed import read_json
 from .checkpoint import Checkpoint
 from .export_files import PLACE
-from .native_export import export_native, is_plain
+from .native_export import export_native, is_plain, state_only
 from .router_export import export_router
 from .static_export import export_static
 
@@ -29,12 +29,9 @@ def export_plain(
     place: str = PLACE,
     **native: Any,
 ) -> str:
-    """
-    Write a checkpoint, or one granularity of it, in a format that needs no remote code: `"native"`
-    ([`export_native`], with the arguments `native`), `"static"` ([`export_static`]) or `"router"` ([`export_router`],
-    where `size` embeds the queries). `place` is what the code in the README loads, as Python arguments. Returns what
-    was written, in words.
-    """
+    """Write a checkpoint, or one granularity of it, in a format that needs no remote code: `"native"`, `"static"` or
+    `"router"`, where `size` embeds the queries. `native` are arguments of [`export_native`]; `place` is what the code
+    in the README loads, as Python arguments. Returns what was written, in words."""
     if format == "router":
         queries, documents = export_router(checkpoint, folder, size, dtype=dtype, place=place)
         return f"queries {queries}, documents {documents}"
@@ -43,6 +40,27 @@ def export_plain(
     export_native(checkpoint, folder, size, place=place, **native)
     (architecture,) = read_json(folder / "config.json")["architectures"]
     return f"{architecture}, {size or checkpoint.full}"
+
+
+def export_sizes(
+    checkpoint: Checkpoint,
+    folder: Path,
+    format: str,
+    sizes: Mapping[str, Granularity | None],
+    source: str,
+    **options: Any,
+) -> dict[str, str]:
+    """Write the sizes of [`choose_sizes`], each into a folder of its name, or one size without a name, in this format,
+    into `folder` itself. `options` are those of [`export_plain`]. Returns name -> what was written of the model
+    `source`, in sentences."""
+    written = {}
+    for name, size in sizes.items():
+        part = format_of(size) if name and size is not None else format
+        what = export_plain(checkpoint, folder / name, part, size, **options)
+        written[name] = f"{what} of {source}{' as StaticEmbedding and StaticModel' if part == 'static' else ''}."
+        if part == "native" and state_only(checkpoint, (size or checkpoint.full).layer):
+            written[name] += " Its exit reads the hidden state alone, and no static table: evaluate this folder."
+    return written
 
 
 def format_of(size: Granularity) -> str:

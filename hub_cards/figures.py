@@ -13,7 +13,7 @@ from ..encode.granularity import Granularity, Grid
 from ..encode.precisions import FLOAT
 from ..evaluation.results import GridResults
 from ..utils.extras import require_extra
-from .choices import Headline
+from .sizes import Headline
 from .tables import sizes_in, tasks_counted, title_of
 
 
@@ -99,10 +99,6 @@ def draw_curves(
     save(figure, file)
 
 
-def heading(results: GridResults, task_type: str) -> str:
-    return f"{title_of(task_type)}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
-
-
 def curves_of(headline: Headline, timed: bool) -> dict[str, list[tuple[str, float, float]]]:
     """
     Precision -> its points by ascending cost: label, ms per query (`timed`) or bytes per vector, and percent of the
@@ -140,8 +136,8 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     """Layers x dims in float32: the mean over the tasks of a type, in percent."""
     sizes, quality = Grid(tuple(sizes_in(results))), results.quality(results.tasks(task_type))
     cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in sizes.dims] for layer in sizes.layers]
-    panels = {heading(results, task_type): np.array(cells)}
-    draw_heat_maps(panels, sizes.layers, sizes.dims, ("layers", "dims"), file)
+    title = f"{title_of(task_type)}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
+    draw_heat_maps({title: np.array(cells)}, sizes.layers, sizes.dims, ("layers", "dims"), file)
 
 
 def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
@@ -174,25 +170,23 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
 
 def draw_all(results: GridResults, folder: Path) -> dict[Path, str]:
     """Draw every figure that there is data for, as PNG files in a folder. Returns file -> title."""
-    files: dict[Path, str] = {}
-
-    def file(name: str, title: str) -> Path:
-        files[path := folder / f"{name}.png"] = title
-        return path
-
+    titles: dict[str, str] = {}
     headline, latency, grid = Headline.of(results), results.latency, results.granularities
     if headline is not None and latency is not None and curves_of(headline, timed=True):
+        titles[LEADS[0]] = "quality against milliseconds per query"
         cost = f"ms per query, searching {latency.documents:,} vectors"
-        draw_lead(headline, cost, True, file(LEADS[0], "quality against milliseconds per query"))
+        draw_lead(headline, cost, True, folder / f"{LEADS[0]}.png")
     if headline is not None and curves_of(headline, timed=False):
-        draw_lead(headline, "bytes per vector", False, file(LEADS[1], "quality against bytes per vector"))
-    if sizes_in(results):
-        for kind in results.judged_task_types():
-            draw_heat_map(results, kind, file(f"heat_map_{kind}", f"{title_of(kind)} by layer and dim"))
+        titles[LEADS[1]] = "quality against bytes per vector"
+        draw_lead(headline, "bytes per vector", False, folder / f"{LEADS[1]}.png")
+    for kind in results.judged_task_types() if sizes_in(results) else ():
+        titles[f"heat_map_{kind}"] = f"{title_of(kind)} by layer and dim"
+        draw_heat_map(results, kind, folder / f"heat_map_{kind}.png")
     if results.asymmetric_searches:
-        title = "search with queries and documents at different layers"
-        draw_asymmetric_searches(results, file("asymmetric_search", title))
+        titles["asymmetric_search"] = "search with queries and documents at different layers"
+        draw_asymmetric_searches(results, folder / "asymmetric_search.png")
     for task, spectra in results.variances.items():
-        layer, path = grid.layers[-1], file(f"variances_{task}", "variance of each dim over texts")
-        draw_variances(spectra[str(layer)], grid.dims_of(layer), f"layer {layer}, texts of {task}", path)
-    return files
+        titles[f"variances_{task}"] = "variance of each dim over texts"
+        layer, file = grid.layers[-1], folder / f"variances_{task}.png"
+        draw_variances(spectra[str(layer)], grid.dims_of(layer), f"layer {layer}, texts of {task}", file)
+    return {folder / f"{name}.png": title for name, title in titles.items()}

@@ -13,6 +13,9 @@ from ..utils.typed import read_json
 from .training_record import RECORD_FILE
 
 
+CARD, RESULTS = "README.md", "results.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as peft names them
+EVAL_RESULTS = ".eval_results/m3bert.yaml"  # other files of this folder belong to other people
 LICENSES = ("LICENSE*", "NOTICE*")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
@@ -48,6 +51,12 @@ def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{name} is a link out of {folder}: put the file there, or remove it.")
     return files
+
+
+def sizes_of(folder: Path) -> dict[str, int]:
+    """File of a folder -> bytes."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
 
 def code_named_by(config: Path) -> set[str]:

@@ -19,17 +19,19 @@ from ..modeling.files_elastic import PARTS_FOLDER
 from ..models.settings import MODULES_FILE, EmbeddingSettings
 from ..utils.durable import replace_text
 from ..utils.extras import require_extra
-from .adapter import Adapter, export_adapter
+from .adapter import Adapter, AdapterCard
 from .card import render_card
 from .card_source import CardSource
 from .checkpoint import Checkpoint
+from .export_files import write_json
 from .exports import choose_sizes, export_plain, format_of
 from .figures import draw_all
+from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, RESULTS, files_of, sizes_of
 from .metadata import Statements
 from .native_export import export_native
 from .onnx_graphs import GraphReport, write_graphs
 from .scores import eval_results, results_that_hold, write_eval_results
-from .upload import CARD, RESULTS, Publication, sizes_of
+from .upload import Publication
 
 
 FIGURES = "figures"
@@ -128,7 +130,7 @@ def prepare(
                 f"{source.folder} holds only an adapter, which is published as it is: for results, granularity, "
                 "format, sizes, quantize and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
             )
-        export_adapter(source, folder, repo_id, options.statements, previous)
+        _lay_out_adapter(AdapterCard(repo_id, source, options.statements), folder, previous)
     elif options.standalone:
         if results is not None:
             raise ValueError(f"The results are scores of the encoder: omit them for format={options.format!r}.")
@@ -144,6 +146,15 @@ def prepare(
         _refuse_tokens(written, token)
     left_out = sorted(sizes_of(source.folder).keys() - sizes_of(folder).keys())
     return Publication(folder, repo_id, left_out, branches)
+
+
+def _lay_out_adapter(card: AdapterCard, folder: Path, previous: str | None) -> None:
+    """Lay out an adapter as it is, with the config that users need."""
+    adapter = card.adapter
+    for name in files_of(adapter.folder, more=(ADAPTER_CONFIG, ADAPTER_WEIGHTS)):
+        _add(adapter.folder / name, folder / name)
+    write_json(folder / ADAPTER_CONFIG, adapter.published_config())
+    replace_text(folder / CARD, str(render_card(card, previous)))
 
 
 def _lay_out_encoder(
@@ -164,8 +175,9 @@ def _lay_out_encoder(
     if results is not None:
         if options.quantize:
             raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
-        parts = {"native": is_native, "quantizer": not loses_quantizer}
-        results = results_that_hold(checkpoint, results, size, repo_id, **parts)
+        results = results_that_hold(
+            checkpoint, results, size, repo_id, native=is_native, quantizer=not loses_quantizer
+        )
     if is_native:
         export_native(checkpoint, folder, options.granularity)
     else:

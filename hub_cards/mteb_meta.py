@@ -17,8 +17,8 @@ from ..encode.quantizer import QUANTIZER_FOLDER
 from ..evaluation.results import GridResults
 from ..utils.extras import require_extra
 from .checkpoint import Checkpoint
+from .files import CARD, RESULTS
 from .router_export import ROUTER_FILE
-from .upload import CARD, RESULTS
 
 
 FRAMEWORKS = ("Sentence Transformers", "PyTorch", "Transformers", "safetensors")  # as MTEB names them

@@ -73,7 +73,8 @@ def export_native(
     if not checkpoint.elastic:
         raise ValueError(f"{checkpoint.folder} is not elastic: it is a native {config.model_type} already.")
     size, projection = granularity or checkpoint.full, checkpoint.projection
-    require_all_dims(checkpoint, size)
+    if checkpoint.settings.is_late and size.dim != checkpoint.full.dim:
+        raise ValueError(f"{size} of a model for late interaction: its modules read all {checkpoint.full.dim} dims.")
     if projection is not None:
         projection.validate_grid(Grid((size,)), config)
     head = AutoModel if encoder_only else getattr(transformers, checkpoint.head)
@@ -91,8 +92,7 @@ def export_native(
         require_equal(model, folder, head)
     if embeds:
         dense = dense_of(output_map(model), projection, size.dim, config.hidden_size)
-        write_settings(checkpoint, folder, dense, native.config.hidden_size)
-        describe_native(checkpoint, folder, size, native.config, place, has_dense=dense is not None)
+        write_embedding_modules(checkpoint, folder, size, native.config, dense, place)
     if checkpoint.record is not None:
         lost, trained = lost_layers(checkpoint, size), Grid.parse(checkpoint.record.grid)
         left = tuple(g for g in trained if g.layer not in lost and g.layer <= size.layer and g.dim <= size.dim)
@@ -101,38 +101,29 @@ def export_native(
     return Checkpoint(folder)
 
 
-def require_all_dims(checkpoint: Checkpoint, size: Granularity) -> None:
-    """Raise a ValueError for fewer dims of a model for late interaction."""
-    if checkpoint.settings.is_late and size.dim != checkpoint.full.dim:
-        raise ValueError(f"{size} of a model for late interaction: its modules read all {checkpoint.full.dim} dims.")
-
-
-def describe_native(
-    checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, place: str, *, has_dense: bool
+def write_embedding_modules(
+    checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, dense: Projection | None, place: str
 ) -> None:
-    """Write the README of an embedding model that was exported at a size; `config` is that of the export."""
+    """Write the modules of sentence-transformers behind an encoder that was exported at a size, or copy those of late
+    interaction, and the README. `config` is that of the export."""
     widths = checkpoint.settings.token_widths  # of late interaction
+    if widths is None:
+        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
+        settings.write(folder, width=config.hidden_size)
+    else:
+        for name, content in Source.at(checkpoint.folder, {}).with_settings().settings.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
     facts = {
         "architecture": config.architectures[0],
         "late": widths is not None,
         "dim": widths[1] if widths else size.dim,
         "reads_state_only": state_only(checkpoint, size.layer),
-        "has_dense": has_dense,
+        "has_dense": dense is not None,
         "place": place,
     }
     served = [SERVED] if config.model_type in SERVED_TYPES and widths is None else []
     write_readme(checkpoint, folder, "native", size, [config.model_type, *served], **facts)
-
-
-def write_settings(checkpoint: Checkpoint, folder: Path, dense: Projection | None, width: int) -> None:
-    """Write the modules of sentence-transformers behind an encoder, or copy those of late interaction."""
-    if not checkpoint.settings.is_late:
-        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
-        settings.write(folder, width=width)
-        return
-    for name, content in Source.at(checkpoint.folder, {}).with_settings().settings.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
 
 
 def native_of(model: Any, layer: int, dim: int) -> Any:

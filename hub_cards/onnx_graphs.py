@@ -1,6 +1,6 @@
 """
-The ONNX graphs of a checkpoint, under the names that the Hub's clients look for, how much quality the smaller number
-formats lose, and graphs as runtimes whose latency is measured beside that of torch.
+The ONNX graphs of a checkpoint, under the names that the Hub's clients or vLLM's semantic router look for, how much
+quality the smaller number formats lose, and graphs as runtimes whose latency is measured beside that of torch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from ..data.stdlib_docs import topic_pairs
 from ..encode.encoder import GridEncoder, Role
 from ..encode.granularity import Granularity
-from ..encode.states import longest_text, unwrap_encoder
+from ..encode.states import longest_text, shared_layers, unwrap_encoder
 from ..evaluation.evaluators import Evaluator
 from ..evaluation.readers import load_task
 from ..evaluation.tasks import find_tasks
+from ..utils.durable import remove_files
 from .checkpoint import full_size
 from .onnx_export import PACKAGES, embed, export_onnx, halve_onnx, open_session, quantize_onnx
 from .tables import markdown
@@ -92,19 +94,17 @@ class GraphReport:
     metrics: Mapping[str, str]
     graphs: Sequence[Graph]
 
-
-def graph_table(report: GraphReport) -> str:
-    """One row per graph: its file, granularity, size, cosine to float32, and scores in percent."""
-    metrics = [f"{task} ({metric})" for task, metric in report.metrics.items()]
-    header = ["file", "granularity", "weights", "MB", "cosine to float32", "lowest", *metrics]
-    rows = []
-    for graph in report.graphs:
-        cosines = ["" if value is None else f"{value:.4f}" for value in (graph.mean_cosine, graph.lowest_cosine)]
-        scores = [f"{100 * graph.scores[task]:.2f}" for task in report.metrics]
-        rows.append(
-            [f"`{graph.file}`", graph.granularity, graph.weights, f"{graph.bytes / 1e6:.1f}", *cosines, *scores]
-        )
-    return markdown(header, rows, words=3)
+    def table(self) -> str:
+        """One row per graph: its file, granularity, size, cosine to float32, and scores in percent."""
+        metrics = [f"{task} ({metric})" for task, metric in self.metrics.items()]
+        header = ["file", "granularity", "weights", "MB", "cosine to float32", "lowest", *metrics]
+        rows = []
+        for graph in self.graphs:
+            cosines = ["" if value is None else f"{value:.4f}" for value in (graph.mean_cosine, graph.lowest_cosine)]
+            scores = [f"{100 * graph.scores[task]:.2f}" for task in self.metrics]
+            size = f"{graph.bytes / 1e6:.1f}"
+            rows.append([f"`{graph.file}`", graph.granularity, graph.weights, size, *cosines, *scores])
+        return markdown(header, rows, words=3)
 
 
 def write_graphs(
@@ -179,6 +179,44 @@ def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
     tokenizer.model_max_length = max_length  # the only limit that transformers.js reads
     tokenizer.save_pretrained(folder)
     replace(encoder.settings, max_length=max_length).write(folder, width=full_size(config).dim)
+
+
+def write_layers(
+    encoder: GridEncoder, granularities: Sequence[Granularity], folder: Path, stale: Sequence[str]
+) -> list[int]:
+    """
+    Write an encoder that exits early as vLLM's semantic router reads it: config, tokenizer, a graph for each number of
+    layers (`onnx/layer-4/model.onnx`), and `onnx/model_config.json`, which lists them. Returns the layers: those of
+    the granularities, by default each in the space of the last layer, and the last. Files that match `stale` are
+    removed first. ValueError as [`export_onnx`], or, before that, if the router would make other embeddings.
+
+    The router (`onnx-binding` at 3d48f8c, 2026-08-22: its sources were read, not run) tokenises with `tokenizer.json`,
+    takes the mean of `last_hidden_state` over the tokens, truncates it, and L2-normalises it. It adds no prompts.
+    """
+    config = unwrap_encoder(encoder.model).config
+    full = full_size(config, encoder.projection)
+    if encoder.pooling != "mean":
+        raise ValueError(f"pooling={encoder.pooling!r}: the semantic router takes the mean over the tokens.")
+    if not encoder.tokenizer.is_fast:
+        raise ValueError(f"{type(encoder.tokenizer).__name__} has no tokenizer.json, which the semantic router reads.")
+    for g in granularities:
+        if g.layer == 0 or g.dim != full.dim:
+            legal = f"1x{full.dim} to {full}"
+            raise ValueError(f"{g}: the semantic router reads {legal}, and truncates the embeddings itself.")
+    layers = sorted({g.layer for g in granularities} or {*shared_layers(config)} - {0})
+    layers += [full.layer] * (full.layer not in layers)
+    remove_files(folder, stale)
+    write_encoder_files(encoder, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()  # the router pads, and takes each token of the tokenizer for a real one
+    tokenizer.enable_truncation(longest_text(config, encoder.tokenizer, encoder.max_length))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for layer in layers:
+        file = folder / "onnx" / f"layer-{layer}" / "model.onnx"
+        export_onnx(encoder, Granularity(layer, full.dim), file, project_tokens=True)
+    listed = {"total_layers": full.layer, "hidden_size": full.dim, "available_layers": layers}
+    (folder / "onnx" / "model_config.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    return layers
 
 
 def measure(

@@ -13,11 +13,14 @@ from huggingface_hub import CommitInfo
 from huggingface_hub.utils import validate_repo_id
 
 from ..evaluation.results import GridResults
-from .adapter import Adapter, is_adapter, write_adapter_card
+from ..utils.durable import replace_text
+from .adapter import Adapter, AdapterCard, is_adapter
+from .card import render_card
 from .checkpoint import Checkpoint
+from .files import CARD, RESULTS
 from .layout import Options, card_in, describe, prepare
 from .scores import results_of
-from .upload import RESULTS, Publication, published_card
+from .upload import Publication, published_card
 
 
 logger = logging.getLogger(__name__)
@@ -89,9 +92,9 @@ def write_card(folder: Path, repo_id: str, options: Options, results: GridResult
     """Write the card of a checkpoint, results and figures into its folder. Keeps edits of an existing card, but not of
     an adapter's, which peft writes again whenever it saves."""
     if is_adapter(folder):
-        write_adapter_card(Adapter(folder, options.statements.base_model), folder, repo_id, options.statements)
+        adapter = Adapter(folder, options.statements.base_model)
+        replace_text(folder / CARD, str(render_card(AdapterCard(repo_id, adapter, options.statements))))
         return
     checkpoint = Checkpoint(folder)
-    if results is not None:
-        results = results_of(checkpoint, results, repo_id)
+    results = results and results_of(checkpoint, results, repo_id)
     describe(checkpoint, repo_id, options, results, card_in(folder))

@@ -13,10 +13,9 @@ from ..encode.granularity import Granularity
 from ..models.settings import MODULES_FILE, SIMILARITY_FILE
 from .checkpoint import Checkpoint
 from .export_files import PLACE, write_json, write_modules, write_readme
-from .files import LICENSES, copy_files
+from .files import CARD, LICENSES, copy_files
 from .native_export import export_native, state_only
 from .static_export import export_static
-from .upload import CARD
 
 
 ROUTER_FILE = "router_config.json"

@@ -16,9 +16,9 @@ from ..evaluation.tasks import TASKS
 from ..models.settings import MODULES_FILE
 from ..utils.durable import replace_text
 from .checkpoint import Checkpoint
+from .files import EVAL_RESULTS, RESULTS
 from .native_export import lost_layers, state_only
 from .tables import dataset_of, title_of
-from .upload import EVAL_RESULTS, RESULTS
 
 
 logger = logging.getLogger(__name__)
@@ -81,10 +81,8 @@ def results_that_hold(
 
 
 def evaluations(results: GridResults) -> list[EvalResult]:
-    """
-    One result per task and size in float32: the main metric as measured, not in percent. Other precisions are left
-    out, because readers of the metadata would take their scores for those of the model.
-    """
+    """One result per task and size in float32: the main metric as measured, not in percent. Readers of the metadata
+    would take the scores of other precisions for those of the model."""
     entries = []
     for score in results.scores:
         mteb, g = results.settings.get("mteb", {}).get(score.task), Granularity.parse(score.granularity)
@@ -154,5 +152,4 @@ def write_eval_results(folder: Path, entries: list[EvalResultEntry]) -> None:
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(exist_ok=True)
-    content = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, width=1000)
-    replace_text(file, content)
+    replace_text(file, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, width=1000))

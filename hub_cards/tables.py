@@ -133,10 +133,8 @@ def task_table(results: GridResults, task_type: str) -> str:
 
 
 def code_table(results: GridResults, task_type: str) -> str:
-    """
-    One row per size, one column per precision: the mean over the tasks of a type in percent, and in brackets its share
-    of that in float32 and the bytes per vector. Precisions that were not measured at a size stay blank.
-    """
+    """One row per size, one column per precision: the mean over the tasks of a type in percent, and in brackets its
+    share of that in float32 and the bytes per vector. What was not measured stays blank."""
     quality, codes = results.quality(results.tasks(task_type)), results.granularities.codes[::-1]  # most bits first
     rows = []
     for size in results.granularities.sizes:
@@ -148,12 +146,9 @@ def code_table(results: GridResults, task_type: str) -> str:
 
 
 def rescored_table(results: GridResults, size: Granularity) -> str:
-    """
-    The measured searches in a precision whose shortlist is rescored, at one size: one row per collection and
-    precision, one per precision for the mean of several collections. Each value is the main metric in percent, and in
-    brackets its share of exact search in float32, and the bytes per vector of all that is kept. Shortlists are the
-    longest that was measured on every collection. What was not measured stays blank.
-    """
+    """One row per collection, or the mean of all, and precision whose shortlist is rescored, at one size: the main
+    metric in percent, and in brackets its share of exact search in float32, and the bytes per vector of all that is
+    kept. Shortlists are the longest that was measured on every collection. What was not measured stays blank."""
     searches = [search for search in results.rescored_searches if search.granularity.size == size]
     documents = {search.task: f"{search.documents:,}" for search in searches}
     tasks, codes, rescorers = [*documents], {s.code for s in searches}, {s.rescore for s in searches}
@@ -181,10 +176,8 @@ def _with_cost(quality: float | None, exact: float | None, size: int) -> str:
 
 
 def two_stage_table(results: GridResults, granularity: Granularity) -> str:
-    """
-    The measured searches in two stages whose second stage uses `granularity`: one row per collection, first dim and
-    shortlist length. Multiplications and quality are also given as shares of those of the exact search.
-    """
+    """One row per measured search in two stages whose second stage uses `granularity`, with shares of the
+    multiplications and of the quality of the exact search."""
     rows = [
         [
             *(s.task, f"{s.documents:,}", str(s.first_dim), str(s.shortlist), percent(s.products_share)),
@@ -215,11 +208,9 @@ def asymmetric_table(results: GridResults, dim: int) -> str:
 
 
 def hybrid_table(results: GridResults) -> str:
-    """
-    One row per layer of the queries: the main metric in percent, mean over the retrieval tasks, of exact search with
-    documents at the last layer, alone and with BM25 beside it, at the widest dim. The last row is BM25 alone. Empty
-    without searches that have both.
-    """
+    """One row per layer of the queries, and one for BM25 alone: the mean of the main metric over the retrieval tasks
+    in percent, with documents at the last layer and the widest dim, of exact search alone and with BM25. Empty without
+    searches that have both."""
     searches = results.hybrid_searches
     if not any(search.dim for search in searches):
         return ""
@@ -264,17 +255,17 @@ def latency_report(latency: Latency, layers: Collection[int]) -> str:
     ) + (f"\n\nms to encode one query:\n\n{engines}" if engines else "")
 
 
+def paper_link(paper: Mapping[str, str]) -> str:
+    """A link to a paper on record. Older records name only its arXiv identifier."""
+    return f"[{paper['title']}]({paper.get('link') or 'https://huggingface.co/papers/' + paper['id']})"
+
+
 def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
     """One row per part of the training loss: its name, its weight where there are several, equation and papers."""
     weighted = len(parts) > 1
     rows = []
     for part in parts:
-        # Older records name the arXiv identifier of a paper only.
-        links = [
-            (paper["title"], paper.get("link") or f"https://huggingface.co/papers/{paper['id']}")
-            for paper in part["papers"]
-        ]
-        papers = ", ".join(f"[{title}]({link})" for title, link in links) or "none"
+        papers = ", ".join(map(paper_link, part["papers"])) or "none"
         weight = [f"{part['weight']:g}"] if weighted else []
         rows.append([part["name"], *weight, part["equation"] or "not on record", papers])
     header = ["loss", *(["weight"] if weighted else []), "what it computes", "papers"]

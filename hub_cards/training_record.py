@@ -39,52 +39,29 @@ ALWAYS_SHOWN = ("learning_rate", "per_device_train_batch_size")
 
 @dataclass
 class TrainingRecord:
-    """
-    A record of a training run.
+    """A record of a training run."""
 
-    Args:
-        trainer (`str`): Class of the trainer.
-        objective (`str`): Name of the objective.
-        parts (`list[dict]`): The parts of the objective, each with `name`, `equation`, `weight` and `papers`; a paper
-            has `title`, `id` and `citation`. A simple objective has one part.
-        tags (`list[str]`): Tags of the objective for the Hub.
-        grid (`str`): The trained granularities.
-        base_model (`str`, *optional*): Hub id of the first model that the weights come from; `None` if it is unknown,
-            and for random weights.
-        earlier (`list[str]`): Objectives of earlier training runs of these weights.
-        settings (`dict`): All settings that differ from their defaults, learning rate and batch size.
-        columns (`list[str]`): Columns of the data that were read.
-        rows (`int`, *optional*): Number of rows of the training data; `None` for a stream.
-        datasets (`list[str]`): Hub ids of the training data, as far as it came from the Hub.
-        steps (`int`): Optimizer steps so far.
-        batch_size (`int`): Rows per step, over all processes and accumulated batches.
-        seed (`int`): Seed of the run.
-        date (`str`): Day of the run, in ISO 8601.
-        machine (`str`): Kind of machine.
-        versions (`dict[str, str]`): Package -> version.
-        files (`list[str]`): Names of the local files of the training data, as far as they are known.
-        sets (`dict[str, int]`): Name -> number of rows, of several data sets.
-    """
-
-    trainer: str
-    objective: str
+    trainer: str  # class of the trainer
+    objective: str  # its name
+    # Of the objective: `name`, `equation`, `weight` and `papers` (`title`, `id`, `link` and `citation`). A simple
+    # objective has one part.
     parts: list[dict[str, Any]]
-    tags: list[str]
-    grid: str
-    base_model: str | None
-    earlier: list[str]
-    settings: dict[str, Any]
-    columns: list[str]
-    rows: int | None
-    datasets: list[str]
-    steps: int
-    batch_size: int
+    tags: list[str]  # of the objective for the Hub
+    grid: str  # the trained granularities
+    base_model: str | None  # Hub id of the first model that the weights come from; `None` if unknown or random
+    earlier: list[str]  # objectives of earlier training runs of these weights
+    settings: dict[str, Any]  # those that differ from their defaults, learning rate and batch size
+    columns: list[str]  # of the data, as far as they were read
+    rows: int | None  # of the training data; `None` for a stream
+    datasets: list[str]  # Hub ids of the training data, as far as it came from the Hub
+    steps: int  # of the optimizer, so far
+    batch_size: int  # rows per step, over all processes and accumulated batches
     seed: int
     date: str = field(default_factory=lambda: date.today().isoformat())
     machine: str = field(default_factory=lambda: machine_kind())
     versions: dict[str, str] = field(default_factory=lambda: {name: version(name) for name in PACKAGES})
-    files: list[str] = field(default_factory=list)
-    sets: dict[str, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)  # names of local files of the training data, as far as known
+    sets: dict[str, int] = field(default_factory=dict)  # of several data sets: name -> number of rows
 
     def save(self, folder: str | Path) -> None:
         """Write the record into the folder of a checkpoint."""
@@ -104,18 +81,13 @@ class TrainingRecord:
 
 def parts_of(identity: Identity) -> list[dict[str, Any]]:
     """The parts of an objective in the form of a record."""
-    return [
-        {
-            "name": part.name,
-            "equation": part.equation,
-            "weight": part.weight,
-            "papers": [
-                {"title": paper.title, "id": paper.id, "link": paper.link, "citation": paper.citation}
-                for paper in part.papers
-            ],
-        }
-        for part in identity.parts or (identity,)
-    ]
+    parts = []
+    for part in identity.parts or (identity,):
+        papers = [
+            {name: getattr(paper, name) for name in ("title", "id", "link", "citation")} for paper in part.papers
+        ]
+        parts.append({"name": part.name, "equation": part.equation, "weight": part.weight, "papers": papers})
+    return parts
 
 
 def origin_of(config: EncoderConfig) -> tuple[str | None, list[str]]:

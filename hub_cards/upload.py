@@ -7,23 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi, hf_hub_download
-from huggingface_hub.errors import (
-    HTTPError,  # no connection; not an OSError
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..modeling.files_elastic import PARTS_FILE
 from ..models.settings import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
+from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, EVAL_RESULTS, RESULTS, sizes_of
 from .onnx_graphs import QUALITY
 from .training_record import RECORD_FILE
 
 
-CARD, RESULTS = "README.md", "results.json"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as peft names them
-EVAL_RESULTS = ".eval_results/m3bert.yaml"  # other files of this folder belong to other people
 # Files that pushes generate. A push deletes those that it does not have itself; files of a person stay.
 GENERATED_FILES = (
     *(RESULTS, EVAL_RESULTS, RECORD_FILE, QUALITY, MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE),
@@ -33,12 +26,6 @@ GENERATED_FILES = (
     *(PARTS_FILE, f"{QUANTIZER_FOLDER}/*", "[0-9]_[A-Z]*/*"),
     *("router_config.json", "query_[0-9]_*/*", "document_[0-9]_*/*"),
 )
-
-
-def sizes_of(folder: Path) -> dict[str, int]:
-    """File of a folder -> bytes."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
 
 @dataclass(frozen=True)
@@ -106,7 +93,7 @@ class Publication:
                 api.create_branch(self.repo_id, branch=name, revision=first, exist_ok=True)
                 api.upload_folder(folder_path=folder, revision=name, delete_patterns="*", **options)
             return commit
-        except (HTTPError, RuntimeError) as error:
+        except (HTTPError, RuntimeError) as error:  # no connection is an HTTPError, and no OSError
             reason = " ".join(str(error).split())
             raise OSError(f"{self.repo_id} was not pushed; push again to continue. {reason}") from error
 

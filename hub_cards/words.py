@@ -1,4 +1,4 @@
-"""Words, lists and small tables that the templates of cards call."""
+"""Sentences, lists and small tables that the templates of cards call."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..encode.granularity import Grid
 from ..encode.precisions import FLOAT, PRECISIONS, bytes_per_vector
 from ..modeling.configuration_elastic import legal_dims, legal_layers
-from .card_source import CardSource
-from .checkpoint import Checkpoint
-from .costs import CODES_SHOWN
+from ..models.settings import EmbeddingSettings
+from .card_source import CardSource, Training
+from .checkpoint import PIPELINES, Checkpoint
 from .native_export import is_plain
-from .tables import TITLES, markdown, title_of
-
-
-PIPELINES = {
-    "AutoModel": "feature-extraction",
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-}
+from .sizes import CODES_SHOWN, ENOUGH, Headline, costs
+from .tables import TITLES, markdown, share, title_of
 
 
 def in_words(values: Sequence[int]) -> str:
@@ -47,9 +40,9 @@ def link(repo_id: str, kind: str = "") -> str:
     return f"[{repo_id}](https://huggingface.co/{kind}{repo_id})"
 
 
-def origin(source: CardSource) -> str:
+def origin(card: CardSource) -> str:
     """The base model in words; empty if unknown."""
-    base, config = source.base_model, source.checkpoint.config
+    base, config = card.base_model, card.checkpoint.config
     if base is None:
         return ""
     if layers := getattr(config, "source_layers", None):
@@ -58,16 +51,68 @@ def origin(source: CardSource) -> str:
     return link(base) + (", converted to m3BERT with equal hidden states at every layer" if converted else "")
 
 
-def depth_option(checkpoint: Checkpoint, layer: int) -> str:
-    """The argument of `SentenceTransformer` that loads a depth; empty for the full one."""
-    name, key = ("model", "output_layer") if checkpoint.elastic else ("config", "num_hidden_layers")
-    return f', {name}_kwargs={{"{key}": {layer}}}' if layer != checkpoint.full.layer else ""
+def versions(packages: Mapping[str, str]) -> str:
+    """Packages with their versions: `torch 2.11.0, transformers 5.6.0`."""
+    return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
-def export_commands(source: CardSource) -> str:
+def opening(card: CardSource) -> str:
+    """The first sentence of a card: what the model is."""
+    checkpoint, config, full = card.checkpoint, card.checkpoint.config, card.checkpoint.full
+    architecture = "" if checkpoint.is_m3bert else f" ({config.model_type})"
+    head = "" if card.embeds else f" with a head for {PIPELINES[checkpoint.head]}"
+    return (
+        f"{'An elastic' if checkpoint.elastic else 'A'} text encoder{architecture}{head}: {full.layer} layers, hidden "
+        f"size {config.hidden_size}, {costs(config, [full])[full].parameters:,} parameters, vectors of {full.dim} "
+        f"numbers, and texts of up to {checkpoint.max_length} tokens."
+    )
+
+
+def advice(card: CardSource, headline: Headline) -> str:
+    """Which size to load, and what it keeps of the full one; empty if there is only one size."""
+    best, full, metric = headline.advised, headline.full, headline.metric
+    if best is None:
+        others = f"No smaller size keeps {100 * ENOUGH:.0f}% of the {metric} of `{full.granularity}`."
+        return others if len(headline.offers) > 1 else ""
+    layer = best.granularity.layer
+    size = f"`{best.granularity}`{'' if layer else ' (table look-up)'}"
+    mixed = headline.asymmetric and layer < card.checkpoint.full.layer
+    sides = " for queries, and all layers for documents" if mixed else ""
+    quality = f"{share(best.quality, full.quality)}% of the {metric} of `{full.granularity}`"
+    time = f", in {share(best.ms, full.ms)}% of the time" if best.ms < full.ms else ""
+    memory = f", with {share(best.bytes, full.bytes)}% of the bytes" if best.bytes < full.bytes else ""
+    return f"Load {size}{sides}: it keeps {quality}{time}{memory}."
+
+
+def sentence_transformer_options(card: CardSource, layer: int, dim: int | None = None) -> str:
+    """The arguments of `SentenceTransformer` that load a depth, and keep this number of dims."""
+    name, key = ("model", "output_layer") if card.checkpoint.elastic else ("config", "num_hidden_layers")
+    depth = f', {name}_kwargs={{"{key}": {layer}}}' if layer != card.checkpoint.full.layer else ""
+    return f"{card.trust}{f', truncate_dim={dim}' if dim else ''}{depth}"
+
+
+def auto_model_options(card: CardSource) -> str:
+    """The arguments of `AutoModel` that load the size of the examples."""
+    size = card.example
+    if size is None:
+        return card.full_trust
+    if card.checkpoint.elastic:
+        return f"{card.trust}, output_layer={size.layer}, output_dim={size.dim}"
+    return f", num_hidden_layers={size.layer}" if size.layer < card.checkpoint.full.layer else ""
+
+
+def prompts(settings: EmbeddingSettings) -> str:
+    """What to put before which texts; empty without prompts."""
+    roles = {"query": "a query", "document": "a document"}
+    used = settings.used_prompts.items()
+    before = ", ".join(f"`{text}` before {roles.get(role, 'other texts')}" for role, text in used)
+    return f"Put these prompts before your texts: {before}." if used else ""
+
+
+def export_commands(card: CardSource) -> str:
     """One command per export of an elastic embedding model that needs no remote code; empty for other models."""
-    checkpoint, full, layer = source.checkpoint, source.checkpoint.full, source.query_layer
-    if not checkpoint.elastic or not source.embeds or checkpoint.quantized:
+    checkpoint, full, layer = card.checkpoint, card.checkpoint.full, card.query_layer
+    if not checkpoint.elastic or not card.embeds or checkpoint.quantized:
         return ""
     native, table = is_plain(checkpoint, full.layer), 0 in checkpoint.depths.table
     queries = "" if table else f" --granularity {layer}x{full.dim}"
@@ -77,7 +122,7 @@ def export_commands(source: CardSource) -> str:
         (native and layer is not None, f"router{queries} --output_dir router  # fewer layers for queries"),
     ]
     parts = [part for holds, part in possible if holds] or ["onnx --output_dir onnx  # for onnxruntime"]
-    return "\n".join(f"m3bert export --model_name_or_path {source.repo_id} --format {part}" for part in parts)
+    return "\n".join(f"m3bert export --model_name_or_path {card.repo_id} --format {part}" for part in parts)
 
 
 def exit_table(checkpoint: Checkpoint) -> str:
@@ -98,18 +143,32 @@ def precision_table(dim: int) -> str:
     return markdown(["code", "what is stored", "bytes per vector"], rows, words=2)
 
 
+def training_data(training: Training) -> str:
+    """Rows, columns and origin of the data of a training on record."""
+    record = training.record
+    if record is None:
+        return ""
+    rows = "a stream of rows" if record.rows is None else f"{record.rows:,} rows" if record.rows else "rows"
+    sets = f" in {len(record.sets)} sets ({listed(record.sets)})" if record.sets else ""
+    columns = f" with the columns {listed(record.columns)}" if record.columns else ""
+    sources = [f"the data set {link(name, 'datasets/')}" for name in training.datasets]
+    sources += [f"the local file `{name}`" for name in record.files]
+    origin = f" of {', '.join(sources)}" if sources else "; their source is not on record"
+    return f"{rows}{sets}{columns}{origin}"
+
+
 def legal_values(checkpoint: Checkpoint) -> str:
-    """The legal layers and dims of a model that was trained at several sizes; empty for others."""
+    """A list item with the legal layers and dims of a model that was trained at several sizes; empty for others."""
     if not checkpoint.elastic or not checkpoint.trained or checkpoint.projection is not None:
         return ""
     layers = [layer for layer in legal_layers(checkpoint.config) if layer <= checkpoint.full.layer]
     dims = [dim for dim in legal_dims(checkpoint.config) if dim <= checkpoint.full.dim]
-    return f"Legal values: `output_layer` {in_words(layers)}; `output_dim` {in_words(dims)}."
+    return f"- Legal values: `output_layer` {in_words(layers)}; `output_dim` {in_words(dims)}."
 
 
-def unmeasured(source: CardSource) -> str:
+def unmeasured(card: CardSource) -> str:
     """A list of what nobody measured."""
-    checkpoint, results = source.checkpoint, source.results
+    checkpoint, results = card.checkpoint, card.results
     measured = results.granularities if results else Grid((checkpoint.full,))
     scored = {title_of(name).removesuffix(" (MTEB)") for name in (results.task_types() if results else ())}
     types = [title for name, title in TITLES.items() if name != "geometry" and title not in scored]
@@ -124,7 +183,7 @@ def unmeasured(source: CardSource) -> str:
         "how near the training data is to the texts of the tasks": results and checkpoint.record,
         f"quality of vectors in {' or '.join(codes)}, although their bytes are listed": codes,
         "quality of the codes of its quantizer": checkpoint.quantizer_config and not learned,
-        "speed": source.latency is None,
+        "speed": not results or results.latency is None,
         "bias, and harm that its use may cause": True,
     }
     return "\n".join(f"- {item}" for item, holds in items.items() if holds)

@@ -107,8 +107,7 @@ def export_graphs(arguments: list[str]) -> None:
     files = ["onnx"] if in_place else EXPORT_FILES
     with writing_to(folder, files, options.overwrite):
         from ..hub_cards.onnx_export import require_onnx
-        from ..hub_cards.onnx_graphs import QUALITY, graph_table, write_encoder_files, write_graphs
-        from ..hub_cards.semantic_router import write_layers
+        from ..hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs, write_layers
 
         require_onnx()
         encoder = load_encoder(encoding)
@@ -130,7 +129,7 @@ def export_graphs(arguments: list[str]) -> None:
             tasks=options.tasks,
             data=local_data(),
         )
-        print(f"{folder / QUALITY}:\n\n{graph_table(report)}\n")
+        print(f"{folder / QUALITY}:\n\n{report.table()}\n")
     next_step("hf", "upload", "user/model", folder)
 
 
@@ -149,8 +148,7 @@ def export_model(arguments: list[str]) -> None:
         from transformers.utils import logging
 
         from ..hub_cards.checkpoint import Checkpoint
-        from ..hub_cards.exports import choose_sizes, export_plain, format_of
-        from ..hub_cards.native_export import state_only
+        from ..hub_cards.exports import choose_sizes, export_sizes
 
         with loading_from(source):
             local = Path(source).is_dir()
@@ -161,17 +159,12 @@ def export_model(arguments: list[str]) -> None:
             raise ValueError(f"{source} runs code of its source, {names}: read it, then pass --trust_remote_code.")
         logging.disable_progress_bar()
         parts = choose_sizes(checkpoint, options.sizes) if options.sizes else {"": size}
-        first, said = next(iter(parts)), {}
+        first = next(iter(parts))
         last = Path(first, "config.json" if options.format == "native" else "modules.json")
-        native = {"model_type": options.model_type, "encoder_only": options.encoder_only}
+        given = {"dtype": options.dtype, "model_type": options.model_type, "encoder_only": options.encoder_only}
         with replacing_files(folder, last=str(last), stale=files) as draft:
-            for name, part in parts.items():
-                format = format_of(part) if name and part is not None else options.format
-                what = export_plain(checkpoint, draft / name, format, part, dtype=options.dtype, **native)
-                said[name] = f"{what} of {source}{' as StaticEmbedding and StaticModel' * (format == 'static')}."
-                if format == "native" and state_only(checkpoint, (part or checkpoint.full).layer):
-                    said[name] += " Its exit reads the hidden state alone, and no static table: evaluate this folder."
-        for name, what in said.items():
+            written = export_sizes(checkpoint, draft, options.format, parts, source, **given)
+        for name, what in written.items():
             print(f"{folder / name}: {what} It needs {'the code of its source' if code else 'no remote code'}.")
     late = checkpoint.settings.is_late
     if options.format == "native" and not late:

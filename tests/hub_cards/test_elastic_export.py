@@ -15,7 +15,7 @@ from m3bert.hub_cards.static_export import export_static
 from m3bert.modeling.parts_elastic import view
 from m3bert.models.auto import load_model
 from m3bert.trainers import Granularity, Projection
-from tests.conftest import assert_close
+from tests.conftest import assert_close, refused
 from tests.elastic_repositories import KINDS, PATH, VOCABULARY, WIDTH, save_elastic
 
 
@@ -134,17 +134,13 @@ def test_the_settings_of_the_source_are_kept(tmp_path, tiny_tokenizer):
         assert (tmp_path / "native" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
 
 
-def test_layers_that_read_their_number_are_refused(tmp_path, tiny_tokenizer):
+def test_layers_that_read_their_number_and_the_table_are_no_native_encoder(tmp_path, tiny_tokenizer):
     """The first layer of ModernBERT has no norm before its attention, and only the first."""
     save_elastic(tmp_path / "model", tiny_tokenizer, "modernbert", path=[2, 3, 5, 6])
-    with pytest.raises(ValueError, match="These layers of ModernBertModel give other vectors when they are loaded"):
-        export_native(Checkpoint(tmp_path / "model"), tmp_path / "native", Granularity(4, 32))
-
-
-def test_depth_0_is_no_encoder(tmp_path, tiny_tokenizer):
-    save_elastic(tmp_path / "model", tiny_tokenizer)
-    with pytest.raises(ValueError, match="Depth 0 is a static table, not an encoder"):
-        export_native(Checkpoint(tmp_path / "model"), tmp_path / "native", Granularity(0, 32))
+    checkpoint, folder = Checkpoint(tmp_path / "model"), tmp_path / "native"
+    message = "These layers of ModernBertModel give other vectors when they are loaded"
+    refused(message, export_native, checkpoint, folder, Granularity(4, 32))
+    refused("Depth 0 is a static table, not an encoder", export_native, checkpoint, folder, Granularity(0, 32))
 
 
 def test_a_static_table_is_exported_through_the_projection(tmp_path, tiny_tokenizer):

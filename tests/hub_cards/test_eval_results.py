@@ -8,9 +8,9 @@ from huggingface_hub import parse_eval_result_entries
 
 from m3bert.evaluation import TASKS, GridResults
 from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.files import EVAL_RESULTS
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.hub_cards.scores import eval_results, write_eval_results
-from m3bert.hub_cards.upload import EVAL_RESULTS
 from m3bert.trainers import Granularity
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from m3bert.encode.projection import Projection
 from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.files import RESULTS
 from m3bert.hub_cards.metadata import Statements
 from m3bert.hub_cards.mteb_meta import mteb_meta, write_mteb_meta
 from m3bert.hub_cards.publication import Options, prepare
-from m3bert.hub_cards.upload import RESULTS
 from m3bert.modeling import M3BertForMaskedLM
 from tests.conftest import refused, tiny_config, write_modules
 from tests.static_checkpoints import LONGEST, save_static

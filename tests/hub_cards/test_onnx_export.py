@@ -15,8 +15,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_se
 
 from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards import onnx_export
-from m3bert.hub_cards.costs import costs
 from m3bert.hub_cards.onnx_export import INPUTS, embed, export_onnx, halve_onnx, open_session, quantize_onnx
+from m3bert.hub_cards.sizes import costs
 from m3bert.modeling import M3BertModel
 from m3bert.models.conversion import convert_to_m3bert
 from m3bert.trainers import Granularity, Grid, Projection, nested_states, truncate

@@ -14,7 +14,7 @@ from m3bert.hub_cards.card import render_card
 from m3bert.hub_cards.card_source import CardSource
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.onnx_export import export_onnx, open_session
-from m3bert.hub_cards.onnx_graphs import Graph, GraphReport, embed_all, graph_table, onnx_engines, write_graphs
+from m3bert.hub_cards.onnx_graphs import Graph, GraphReport, embed_all, onnx_engines, write_graphs
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
@@ -84,12 +84,12 @@ def test_what_float16_cannot_compute_is_refused(encoder, tmp_path):
 
 
 def test_the_card_has_the_loss_of_each_graph(run):
-    assert graph_table(REPORT).splitlines()[2:] == [
+    assert REPORT.table().splitlines()[2:] == [
         "| `onnx/model.onnx` | 6x32 | float32 | 90.3 |  |  | 82.03 |",
         "| `onnx/model_quantized.onnx` | 6x32 | int8 | 22.8 | 0.9916 | 0.9848 | 82.01 |",
     ]
     card = str(render_card(CardSource("user/model", Checkpoint(run / "output"), onnx=REPORT)))
-    assert graph_table(REPORT) in card and "256 texts. Measured on 2026-11-22 on a machine, with onnx 1.23.2." in card
+    assert REPORT.table() in card and "256 texts. Measured on 2026-11-22 on a machine, with onnx 1.23.2." in card
     assert 'hf_hub_download("user/model", "onnx/model.onnx")' in card and "- onnx\n" in card
     without = str(render_card(CardSource("user/model", Checkpoint(run / "output"))))
     assert "onnxruntime.Inf" not in without and "- onnx\n" not in without

@@ -11,7 +11,7 @@ from transformers import CanineTokenizer
 from m3bert.commands.export import main
 from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.onnx_export import PACKAGES, open_session
-from m3bert.hub_cards.semantic_router import write_layers
+from m3bert.hub_cards.onnx_graphs import write_layers
 from m3bert.trainers import Projection
 from tests.conftest import WORDS, word_tokenizer
 from tests.elastic_repositories import WIDTH, save_elastic

@@ -73,12 +73,7 @@ def test_a_second_objective_knows_the_first(tmp_path, tiny_tokenizer, sentences)
 
 def test_the_origin_is_a_name_on_the_hub_or_nothing(tmp_path):
     assert training_record.hub_id("user/model") == "user/model" and training_record.hub_id("bert-base") == "bert-base"
-    assert (
-        training_record.hub_id(str(tmp_path)) is None
-        and training_record.hub_id("/no/such") is None
-        and training_record.hub_id("") is None
-        and training_record.hub_id(None) is None
-    )
+    assert [training_record.hub_id(name) for name in (str(tmp_path), "/no/such", "", None)] == [None] * 4
     assert training_record.origin_of(tiny_config(name_or_path="user/model")) == ("user/model", [])
     assert training_record.origin_of(tiny_config(converted_from="user/bert")) == ("user/bert", [])
 

@@ -12,8 +12,8 @@ from m3bert.commands import choose, evaluate
 from m3bert.encode.device import ComputeArguments
 from m3bert.evaluation import GROUPS, GridEncoder, GridResults, find_task, load_task
 from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.files import EVAL_RESULTS
 from m3bert.hub_cards.publication import prepare
-from m3bert.hub_cards.upload import EVAL_RESULTS
 from m3bert.trainers import Granularity, Grid
 from tests.evaluation_data import write_data, write_nanobeir
 

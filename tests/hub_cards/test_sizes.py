@@ -6,8 +6,7 @@ import pytest
 from transformers import BertConfig, BertModel
 
 from m3bert.evaluation import MeasuredSearch
-from m3bert.hub_cards.choices import ROWS, Headline, Offer, choose_rows
-from m3bert.hub_cards.costs import costs, tokens_counted
+from m3bert.hub_cards.sizes import ROWS, Headline, Offer, choose_rows, costs, tokens_counted
 from m3bert.modeling import M3BertModel
 from m3bert.models.auto import load_config, load_model
 from m3bert.trainers import Granularity, Grid
