@@ -50,7 +50,7 @@ class ComputeArguments:
 
             if is_flash(self.attn_implementation):
                 name = self.attn_implementation
-                raise ValueError(f"attn_implementation={name!r} needs half precision: set --compute_dtype bfloat16.")
+                raise ValueError(f"attn_implementation={name!r} needs half precision: set compute_dtype to bfloat16.")
 
     @property
     def torch_device(self) -> torch.device:

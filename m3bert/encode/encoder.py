@@ -202,7 +202,7 @@ class GridEncoder:
         if self.similarity not in ("cosine", *(("dot", "euclidean") if self.normalize else ())):
             raise ValueError(
                 f"The model compares embeddings by similarity={self.similarity!r}, and this compares them by cosine: "
-                "pass similarity='cosine' (--similarity cosine) to do so all the same."
+                "set similarity='cosine' to do so all the same."
             )
 
     @property
@@ -215,6 +215,11 @@ class GridEncoder:
         """The sizes that are encoded: the grid, and all dims where a precision needs the quantizer."""
         layers = {member.layer for member in self.grid if precision_of(member.code).learned}
         return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
+
+    @cached_property
+    def widths(self) -> dict[int, int]:
+        """Layer -> dims that are encoded: the largest ones of the layer."""
+        return {layer: self.encoded_grid.dims_of(layer)[-1] for layer in self.encoded_grid.layers}
 
     @property
     def looks_up(self) -> bool:
@@ -257,8 +262,7 @@ class GridEncoder:
             raise ValueError("texts must be a list of texts, and is a single one: pass [text].")
         prompt = self.prompt_of(role)
         texts = [prompt + text for text in texts]
-        grid = self.encoded_grid
-        widths = {layer: grid.dims_of(layer)[-1] for layer in grid.layers}
+        grid, widths = self.encoded_grid, self.widths
         # Texts of similar length are tokenised together. The longest come first, so that a batch that does not fit in
         # memory fails immediately.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
@@ -288,17 +292,14 @@ class GridEncoder:
         """Yield the number of each block of texts, its rows, and its embeddings (layer -> tensor)."""
         device = next(self.model.parameters()).device
         cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
-        grid = self.encoded_grid
-        was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
+        was_training, filled, longest, widths = self.model.training, 0, self.max_length_of(role), self.widths
         if was_training:  # visiting all modules takes longer than a look-up in the static table
             self.model.eval()
         silent, total = description is None or rank() > 0, sum(map(len, blocks.values()))
         bar = tqdm(total=total, desc=description, unit=" texts", leave=False, disable=silent)
         try:
             for number, rows in blocks.items():
-                vectors = {
-                    layer: torch.empty((len(rows), grid.dims_of(layer)[-1]), dtype=self.dtype) for layer in grid.layers
-                }
+                vectors = {layer: torch.empty((len(rows), dim), dtype=self.dtype) for layer, dim in widths.items()}
                 for chunk, inputs in tokenized_chunks(self.tokenizer, [texts[row] for row in rows], longest, cost):
                     if inputs["attention_mask"].shape[1] >= longest:
                         filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
@@ -317,17 +318,17 @@ class GridEncoder:
 
     def pooled(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Layer -> embeddings of a batch at the largest encoded dim of the layer."""
-        grid, projection = self.encoded_grid, self.projection
+        widths, projection = self.widths, self.projection
         if self.looks_up and projection is None:
-            static, dim = unwrap_encoder(self.model).static_states, grid.dims_of(0)[-1]
-            vectors = static(inputs["input_ids"], inputs["attention_mask"], dim=dim)[:, 0]
-            return {0: truncate(vectors, dim, self.normalize)}
-        states = self.states(inputs, grid.layers)
-        pooled = {layer: states.pooled(layer, self.pooling) for layer in grid.layers}
+            static = unwrap_encoder(self.model).static_states
+            vectors = static(inputs["input_ids"], inputs["attention_mask"], dim=widths[0])[:, 0]
+            return {0: truncate(vectors, widths[0], self.normalize)}
+        states = self.states(inputs, widths)
+        pooled = {layer: states.pooled(layer, self.pooling) for layer in widths}
         if projection is not None:
             projection = projection.to(inputs["input_ids"].device)
             pooled = {layer: projection(vectors) for layer, vectors in pooled.items()}
-        return {layer: truncate(vectors, grid.dims_of(layer)[-1], self.normalize) for layer, vectors in pooled.items()}
+        return {layer: truncate(vectors, widths[layer], self.normalize) for layer, vectors in pooled.items()}
 
     def states(self, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
         """[`nested_states`] of a batch, computed in the encoder's type. Poolings stay in float32."""

@@ -42,7 +42,7 @@ def check_packable(config: EncoderConfig) -> None:
     if config.model_type not in PACKABLE:
         reason = REFUSED.get(config.model_type, f"only these were tested: {', '.join(PACKABLE)}")
         raise ValueError(
-            f"model_type={config.model_type!r} cannot read packed rows: {reason}. Train it on --train_files, one "
+            f"model_type={config.model_type!r} cannot read packed rows: {reason}. Train it on files with one "
             "document per row."
         )
 

@@ -86,6 +86,14 @@ def merged(chunks: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     return parts
 
 
+def in_row_order(values: Sequence[torch.Tensor], chunks: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Put the tensors of all chunks, `(rows of the chunk, ...)` each, back into the order of the texts."""
+    if len(chunks) == 1:
+        return values[0]
+    order = torch.tensor([row for chunk in chunks for row in chunk])
+    return torch.cat(list(values)).index_select(0, order.argsort().to(values[0].device))
+
+
 def tokenized_chunks(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, cost: PassCost
 ) -> Iterator[tuple[list[int], BatchEncoding]]:

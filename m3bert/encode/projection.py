@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,14 +57,12 @@ class Projection(nn.Linear):
             )
         if objective.reads_token_states:
             raise ValueError(f"{type(objective).__name__} reads token hidden states. {FIT_EXITS}")
-        self._validate(objective.grid, [config.num_hidden_layers])
+        self.validate_grid(objective.grid, config, [config.num_hidden_layers])
 
-    def validate_grid(self, grid: Grid, config: EncoderConfig) -> None:
-        """Raise a ValueError that names the granularities without an exit into the projection's space, or with more
-        dims."""
-        self._validate(grid, shared_layers(config))
-
-    def _validate(self, grid: Grid, layers: list[int]) -> None:
+    def validate_grid(self, grid: Grid, config: EncoderConfig, layers: Sequence[int] | None = None) -> None:
+        """Raise a ValueError that names the granularities with more dims, or of other layers than these: by default,
+        those with an exit into the projection's space."""
+        layers = shared_layers(config) if layers is None else layers
         outside = [str(g) for g in grid if g.layer not in layers or g.dim > self.out_features]
         if outside:
             raise ValueError(

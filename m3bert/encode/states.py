@@ -25,6 +25,7 @@ from ..modeling.parts_elastic import layer_list, view
 from ..models.anatomy import Resumed, Tapped, anatomy_of, run_native
 from ..models.conversion import OFFSET_POSITIONS
 from ..models.settings import POOLINGS, Pooling
+from ..utils.numerics import precise
 from .granularity import EncoderConfig
 from .packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
 
@@ -94,24 +95,19 @@ class NestedStates:
         check_pooling(pooling)
         if self.packed:
             raise ValueError("A packed row holds several texts, which are not pooled: use one text per row.")
-        vectors = self._pooled(layer, pooling)
-        return self.projections[layer](vectors) if layer in self.projections else vectors
-
-    def _pooled(self, layer: StateKey, pooling: Pooling) -> torch.Tensor:
-        state = self.layers[layer]
-        # A mean over hundreds of tokens loses precision in float16 and bfloat16.
-        state = state.to(torch.promote_types(state.dtype, torch.float32))
-        mask = self.attention_mask
-        if pooling == "mean":
-            total = torch.bmm(mask.to(state.dtype)[:, None], state)[:, 0]  # einsum would multiply by transposed states
-            return total / mask.sum(dim=1, keepdim=True).clamp(min=1)
         if pooling == "cls" and self.causal:
             raise ValueError(
                 "pooling='cls' reads the first token, which attends to no other token in a causal model: use "
                 "'lasttoken' or 'mean'."
             )
-        positions = self.first_positions() if pooling == "cls" else self.last_positions()
-        return state[torch.arange(state.shape[0], device=state.device), positions]
+        state, mask = precise(self.layers[layer]), self.attention_mask
+        if pooling == "mean":
+            total = torch.bmm(mask.to(state.dtype)[:, None], state)[:, 0]  # einsum would multiply by transposed states
+            vectors = total / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        else:
+            positions = self.first_positions() if pooling == "cls" else self.last_positions()
+            vectors = state[torch.arange(state.shape[0], device=state.device), positions]
+        return self.projections[layer](vectors) if layer in self.projections else vectors
 
     def first_positions(self) -> torch.Tensor:
         """Position of the first real token of each text, `(batch,)`."""
@@ -140,8 +136,8 @@ class PooledStates:
 
     def projected(self, layer: int, projection: nn.Module) -> PooledStates:
         """As [`NestedStates.projected`]."""
-        both = {key: self.layers[key] for key in (layer, StateOnly(layer)) if key in self.layers}
-        return replace(self, layers={**self.layers, **{key: projection(vectors) for key, vectors in both.items()}})
+        layers = {key: projection(part) if depth_of(key) == layer else part for key, part in self.layers.items()}
+        return replace(self, layers=layers)
 
     def pooled(self, layer: StateKey, pooling: Pooling = "mean") -> torch.Tensor:
         """As [`NestedStates.pooled`]. ValueError if `pooling` is not the pooling of the embeddings."""
@@ -191,10 +187,9 @@ def shared_layers(config: EncoderConfig) -> list[int]:
     return sorted({*Elasticity.of(config).aligned, config.num_hidden_layers})
 
 
-def reads_table(config: EncoderConfig, layers: Iterable[StateKey] | None = None) -> bool:
-    """Whether one of these depths, by default any, reads the static table of an elastic model."""
-    table = {*Elasticity.of(config).table}
-    return bool(table) if layers is None else not table.isdisjoint(layers)
+def reads_table(config: EncoderConfig, layers: Iterable[StateKey]) -> bool:
+    """Whether one of these depths reads the static table of an elastic model."""
+    return not {*Elasticity.of(config).table}.isdisjoint(layers)
 
 
 def readable(config: EncoderConfig, layers: Iterable[StateKey]) -> list[StateKey]:
@@ -262,45 +257,79 @@ def nested_states(
     if not depths or depths[0] < 0 or depths[-1] > last:
         raise ValueError(f"layers={keys} must be within 0..{last}; 0 is the embedding layer.")
     spec = spec if exits else Elasticity(spec.depths)
-    arguments, mask, flattened, static = _arguments_of(encoder, inputs)
-    if static is None and exits and reads_table(encoder.config, depths):
-        static = static_states(encoder, inputs, flattened)
-    raw = raw_states(encoder, arguments, [depth for depth in depths if depth > 0 or 0 not in spec.table], spec)
-    states = {key: raw[depth_of(key)] for key in keys if depth_of(key) in raw}
-    if spec.exits:
-        tokens = arguments.get("input_ids")
-        tokens = arguments["inputs_embeds"][..., 0] if tokens is None else tokens
-        for key in keys:
-            if isinstance(key, StateOnly):
-                states[key] = encoder.elastic.exit(key.depth)(raw[key.depth])
-            else:
-                states[key] = encoder.exit_state(key, raw.get(key, tokens[..., None]), static=static)
-    if flattened is not None:
-        states = {key: flattened.padded(state) for key, state in states.items()}
+    batch = Prepared.of(encoder, inputs)
+    raw = raw_states(encoder, batch.arguments, [depth for depth in depths if depth > 0 or 0 not in spec.table], spec)
+    states = with_exits(encoder, batch, keys, raw) if spec.exits else {key: raw[depth_of(key)] for key in keys}
+    if batch.flattened is not None:
+        states = {key: batch.flattened.padded(state) for key, state in states.items()}
+    mask = batch.mask
     if mask is None:
         first_state = next(iter(states.values()))
         mask = torch.ones(first_state.shape[:2], dtype=torch.long, device=first_state.device)
     return NestedStates(states, mask, anatomy_of(encoder).causal, packed=DOCUMENTS in inputs)
 
 
-def _arguments_of(
-    encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, Any], torch.Tensor | None, Flattened | None, torch.Tensor | None]:
-    """The arguments of the encoder, the mask of real tokens, the flattened texts if any, and given static vectors."""
-    config, arguments, mask = encoder.config, dict(inputs), inputs.get("attention_mask")
-    static, first, packed = arguments.pop("static_states", None), first_position(config), DOCUMENTS in inputs
-    if packed:
-        check_packable(config)
-        mask = (inputs[DOCUMENTS] > 0).long()
-    if is_flash(config._attn_implementation) and mask is not None:
-        flattened = Flattened.of(arguments, first)
-        if static is not None:
-            static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
-        return flattened.inputs, mask, flattened, static
-    if packed:
-        causal = anatomy_of(encoder).causal
-        arguments = packed_arguments(config, arguments, first_position=first, causal=causal, dtype=encoder.dtype)
-    return arguments, mask, None, static
+@dataclass(frozen=True)
+class Prepared:
+    """A batch as an encoder reads it: the arguments of the encoder, the mask of real tokens if there is one, and, for
+    flash attention, the texts flattened into one row."""
+
+    inputs: Mapping[str, torch.Tensor]
+    arguments: Mapping[str, Any]
+    mask: torch.Tensor | None
+    flattened: Flattened | None = None
+
+    @classmethod
+    def of(cls, encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> Prepared:
+        config, mask, first = encoder.config, inputs.get("attention_mask"), first_position(encoder.config)
+        arguments = {name: value for name, value in inputs.items() if name != "static_states"}
+        if DOCUMENTS in inputs:
+            check_packable(config)
+            mask = (inputs[DOCUMENTS] > 0).long()
+        if is_flash(config._attn_implementation) and mask is not None:
+            flattened = Flattened.of(arguments, first)
+            return cls(inputs, flattened.inputs, mask, flattened)
+        if DOCUMENTS in inputs:
+            causal = anatomy_of(encoder).causal
+            arguments = packed_arguments(config, arguments, first_position=first, causal=causal, dtype=encoder.dtype)
+        return cls(inputs, arguments, mask)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Texts and tokens, as the encoder reads them."""
+        return self.arguments["input_ids" if "input_ids" in self.arguments else "inputs_embeds"].shape[:2]
+
+    def static_states(self, encoder: PreTrainedModel) -> torch.Tensor:
+        """The static vectors of the texts, in a shape that broadcasts to the hidden states of their tokens."""
+        row, given = self.flattened, self.inputs.get("static_states")
+        if given is not None:
+            return given if row is None else given.expand(*row.real.shape, -1)[row.real].unsqueeze(0)
+        if "input_ids" not in self.inputs:
+            raise ValueError(
+                "Layers that read the static table need input_ids, or static_states beside inputs_embeds."
+            )
+        if row is None and DOCUMENTS not in self.inputs:
+            return encoder.static_states(self.inputs["input_ids"], self.mask)
+        row = row or Flattened.of(self.inputs, 0)
+        static = encoder.static_states(row.inputs["input_ids"], cu_seq_lens=row.inputs["cu_seq_lens_q"])
+        return row.padded(static) if self.flattened is None else static
+
+
+def with_exits(
+    encoder: PreTrainedModel, batch: Prepared, keys: Iterable[StateKey], raw: Mapping[int, torch.Tensor]
+) -> dict[StateKey, torch.Tensor]:
+    """The hidden states of an elastic encoder from those before the exits, which lack the static table's."""
+    static = batch.static_states(encoder) if reads_table(encoder.config, keys) else None
+    states: dict[StateKey, torch.Tensor] = {}
+    for key in keys:
+        if isinstance(key, StateOnly):
+            states[key] = encoder.elastic.exit(key.depth)(raw[key.depth])
+        elif key in raw:
+            states[key] = encoder.exit_state(key, raw[key], static=static)
+        else:
+            assert static is not None  # only the table's depth is missing
+            states[key] = static.expand(*batch.shape, -1)
+    return states
 
 
 def raw_states(
@@ -343,16 +372,3 @@ def _prefixes(
     tapped = [Tapped(layers[number - 1], number, outputs) for number in range(1, deepest + 1)]
     last = run_native(view(encoder, range(1, deepest + 1), tapped), **arguments).last_hidden_state
     return deepest, outputs, last
-
-
-def static_states(
-    encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None
-) -> torch.Tensor:
-    """The static hidden states of a batch, in a shape that broadcasts to those of its tokens, also `flattened`."""
-    if "input_ids" not in inputs:
-        raise ValueError("Layers that read the static table need input_ids, or static_states beside inputs_embeds.")
-    if flattened is None and DOCUMENTS not in inputs:
-        return encoder.static_states(inputs["input_ids"], inputs.get("attention_mask"))
-    row = flattened or Flattened.of(inputs, 0)
-    static = encoder.static_states(row.inputs["input_ids"], cu_seq_lens=row.inputs["cu_seq_lens_q"])
-    return static if flattened is not None else row.padded(static)

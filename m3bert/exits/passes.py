@@ -14,9 +14,8 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..data.teacher import TeacherEmbeddings
-from ..encode.batch import in_row_order
 from ..encode.device import autocast
-from ..encode.padded_batches import TOKENS_PER_TEXT, PassCost, padded_chunks
+from ..encode.padded_batches import TOKENS_PER_TEXT, PassCost, in_row_order, padded_chunks
 from ..encode.projection import Projection
 from ..encode.ranks import rank
 from ..encode.states import Pooling, StateKey, nested_states, truncate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
@@ -92,12 +92,8 @@ class Corpus:
         return Document(place, id_, text, metadata)
 
 
-def column_types(documents: Iterable[Document]) -> dict[str, str]:
-    """The types of the metadata columns of some documents: one of [`TYPES`], or `"json"` for everything else."""
-    kinds: dict[str, set[type]] = {}
-    for document in documents:
-        for name, value in document.metadata.items():
-            kinds.setdefault(name, set()).add(type(value))
+def column_types(kinds: Mapping[str, Set[type]]) -> dict[str, str]:
+    """The types of metadata columns with values of these kinds: one of [`TYPES`], or `"json"` for everything else."""
     names = {frozenset({kind}): name for name, kind in TYPES.items()}
     names[frozenset({int, float})] = "number"
     return {column: names.get(frozenset(types - {NoneType}), "json") for column, types in kinds.items()}

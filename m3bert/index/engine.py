@@ -69,14 +69,13 @@ class Batch:
     Args:
         keys (`np.ndarray` of shape `(documents,)`): Numbers that identify them in the vector store.
         documents (`Sequence[Document]`): Ids, texts and metadata.
-        first (`np.ndarray` of shape `(documents, bytes)`): Vectors in the layout's first precision, uint8.
-        second (`np.ndarray` of shape `(documents, bytes)`, *optional*): Vectors in its second precision, uint8.
+        vectors (`dict[str, np.ndarray]`): `first` and, if the layout has one, `second` -> vectors in this precision,
+            uint8 `(documents, bytes)`.
     """
 
     keys: np.ndarray
     documents: Sequence[Document]
-    first: np.ndarray
-    second: np.ndarray | None = None
+    vectors: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)

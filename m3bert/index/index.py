@@ -105,8 +105,7 @@ class Index:
             if before and before["next_key"] and not overwrite:
                 if before["documents"] != survey.digest:
                     raise ValueError(
-                        f"{folder} holds an index of other documents: --overwrite it, or add the new ones with "
-                        f"`m3bert index {folder} --add`."
+                        f"{folder} holds an index of other documents: add the new ones to it, or overwrite it."
                     )
                 return cls(folder, before, encoder)
             layout = _layout(settings, plan, encoder, survey, None if overwrite else before, folder)
@@ -291,7 +290,7 @@ class Index:
         for chunk, digest in rows.chunks():  # noqa: B007  # the last one is of all documents
             vectors = embedded(encoder, self.plan, chunk)
             keys = np.arange(len(chunk), dtype=np.int64) + key
-            yield Batch(keys, chunk, *(coder.pack(vectors) for coder in self.layout.coders.values()))
+            yield Batch(keys, chunk, {name: coder.pack(vectors) for name, coder in self.layout.coders.items()})
             key += len(chunk)
             bar.update(len(chunk))
         if digest != survey.digest:
@@ -344,7 +343,7 @@ def _manifest_before(folder: Path, settings: Manifest, overwrite: bool) -> Manif
             for name in settings.keys() - {"encoder"}:
                 if before.get(name) != settings[name]:
                     raise ValueError(
-                        f"{folder} holds an index with another {name}: choose another folder, or --overwrite it."
+                        f"{folder} holds an index with another {name}: choose another folder, or overwrite it."
                     )
         return before
     others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []

@@ -144,7 +144,7 @@ class Plan:
         try:
             return cls.from_dict(content)
         except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"{file} is not a plan of `m3bert choose --output_file`: {error}") from error
+            raise ValueError(f"{file} is not a plan of `m3bert choose`: {error}") from error
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Plan:

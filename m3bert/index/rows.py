@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -62,17 +63,13 @@ class Survey(NamedTuple):
 
 def surveyed(rows: Rows) -> Survey:
     """Read and check all documents, before any is embedded. Raises as [`Rows.chunks`]."""
-    counts: list[int] = []
-    digests: list[str] = []
+    total, kinds = 0, defaultdict[str, set[type]](set)
     sample: list[list[Document]] = []
-
-    def documents() -> Iterator[Document]:
-        for chunk, digest in rows.chunks():
-            counts.append(len(chunk))
-            digests.append(digest)
-            if len(sample) < SAMPLE:
-                sample.append(chunk)
-            yield from chunk
-
-    columns = column_types(documents())
-    return Survey(sum(counts), digests[-1], sample, columns)  # the last digest is of all documents
+    for chunk, digest in rows.chunks():  # noqa: B007  # the last one is of all documents
+        total += len(chunk)
+        if len(sample) < SAMPLE:
+            sample.append(chunk)
+        for document in chunk:
+            for name, value in document.metadata.items():
+                kinds[name].add(type(value))
+    return Survey(total, digest, sample, column_types(kinds))

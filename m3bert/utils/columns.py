@@ -25,7 +25,7 @@ def fields_of(column: str) -> list[str]:
 def check_columns(present: Sequence[str], columns: Iterable[str], name: str = "The dataset") -> None:
     """Raise a ValueError if some columns are not present in what the message calls `name`."""
     if missing := [column for column in columns if column not in present]:
-        hint = " (--text_column names another)" if missing == [TEXT] else ""
+        hint = " (text_column names another)" if missing == [TEXT] else ""
         raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}{hint}; it has {', '.join(present)}.")
 
 

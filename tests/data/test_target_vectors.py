@@ -51,7 +51,7 @@ def test_parquet_json_lines_and_the_texts_of_pgvector_give_the_same_vectors(tmp_
     ("rows", "message"),
     [
         ([{"text": "one", "embedding": [1.0]}], r"rows.jsonl lacks the column\(s\) vector; it has text, embedding"),
-        ([{"body": "one", "vector": [1.0]}], r"lacks the column\(s\) text \(--text_column names another\); it"),
+        ([{"body": "one", "vector": [1.0]}], r"lacks the column\(s\) text \(text_column names another\); it"),
         (rows_of(TEXTS, [[1, 2], [3, 4], [5, 6, 7]]), "row 3: the vector has 3 dims, and the first one 2"),
         (rows_of(TEXTS, [[1, 2], [3, None], [5, 6]]), "row 2: 'vector' has numbers that are not finite"),
         (rows_of(TEXTS, [[1, 2], [3, 1e300], [5, 6]]), "row 2: 'vector' has numbers that are not finite"),

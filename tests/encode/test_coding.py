@@ -86,28 +86,20 @@ def test_float_vectors_rank_as_the_index_of_stored_bytes(code, dim):
 
 
 @pytest.mark.parametrize("code", PRECISIONS)
-def test_packed_bytes_are_as_many_as_the_code_says(code):
-    for dim in (5, 13, 32):
-        index = PackedIndex.pack(unit_vectors(7, 32), code, dim, quantizer_of(32))
-        ranges = 2 * dim * 4 if code in ("int8", "int4") else 0
-        assert index.nbytes == 7 * bytes_per_vector(code, dim) + ranges
-
-
-@pytest.mark.parametrize("code", PRECISIONS)
-def test_a_single_document_is_found(code):
+def test_a_single_document_and_equal_ones_are_found(code):
+    """And an index has as many bytes as the precision says."""
     document, quantizer = unit_vectors(1, 32), quantizer_of(32)
     index = PackedIndex.pack(document, code, None, quantizer)
     scores, rows = index.search(torch.cat([document, unit_vectors(2, 32)]), 5)
     assert rows.tolist() == [[0]] * 3 and scores[0] == pytest.approx(1, abs=0.01)
     compared = vectors_in_precision({"documents": document}, ["documents"], Granularity(1, 32, code), quantizer)
     assert len(compared["documents"]) == 1 and compared["documents"].isfinite().all()
-
-
-@pytest.mark.parametrize("code", PRECISIONS)
-def test_documents_that_are_all_equal_have_equal_scores(code):
-    documents = unit_vectors(1, 32).expand(20, 32)
-    scores, rows = PackedIndex.pack(documents, code, None, quantizer_of(32)).search(unit_vectors(2, 32), 20)
-    assert (np.sort(rows, axis=1) == np.arange(20)).all() and np.ptp(scores, axis=1).max() < 1e-6
+    for dim in (5, 13, 32):
+        index = PackedIndex.pack(document.expand(20, 32), code, dim, quantizer)
+        scores, rows = index.search(unit_vectors(2, 32), 20)
+        assert (np.sort(rows, axis=1) == np.arange(20)).all() and np.ptp(scores, axis=1).max() < 1e-6
+        ranges = 2 * dim * 4 if code in ("int8", "int4") else 0
+        assert index.nbytes == 20 * bytes_per_vector(code, dim) + ranges
 
 
 @pytest.mark.parametrize("code", ["int8", "int4"])

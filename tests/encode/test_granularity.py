@@ -32,14 +32,9 @@ def test_text_survives_a_round_trip(text):
     assert str(Grid.parse(text)) == text
 
 
-def test_what_a_grid_tells():
-    grid = Grid.parse("2x16,4x8,4x32")
-    assert (grid.layers, grid.dims, grid.dims_of(4), len(grid)) == ([2, 4], [8, 16, 32], [8, 32], 3)
-    assert Granularity(4, 8) in grid
-
-
 def test_a_grid_has_codes_and_its_sizes_do_not():
     grid = Grid.parse("2x16, 4x8@BINARY, 4x8@int8, 4x32@int8")
+    assert (grid.layers, grid.dims, len(grid)) == ([2, 4], [8, 16, 32], 4) and Granularity(2, 16) in grid
     assert [str(member) for member in grid] == ["2x16", "4x8@binary", "4x8@int8", "4x32@int8"]
     assert (grid.dims_of(4), grid.codes, grid.full) == ([8, 32], ["binary", "int8", "float32"], Granularity(4, 32))
     assert grid.sizes == Grid.parse("2x16,4x8,4x32")
@@ -134,14 +129,8 @@ def test_layers_are_evenly_spaced_and_end_with_the_last():
             assert layers == sorted(set(layers)) and layers[-1] == depth and len(layers) == min(depth, count)
 
 
-def test_codes_go_from_most_to_fewest_bits():
-    bits = [code.bits for code in PRECISIONS.values()]
-    assert bits == sorted(bits, reverse=True)
-    assert {name for name, code in PRECISIONS.items() if code.learned} == {*quantization_m3bert.CODES}
-
-
-@pytest.mark.parametrize("name", PRECISIONS)
-def test_bits_per_dim_are_exact_at_whole_widths(name):
-    for dim in (64, 384, 768):
-        assert stored_bits(name, dim) == PRECISIONS[name].bits * dim
-        assert bytes_per_vector(name, dim) == PRECISIONS[name].bits * dim / 8
+def test_bits_per_dim_are_exact_at_whole_widths():
+    for name, precision in PRECISIONS.items():
+        for dim in (64, 384, 768):
+            assert stored_bits(name, dim) == precision.bits * dim == 8 * bytes_per_vector(name, dim)
+    assert {name for name, precision in PRECISIONS.items() if precision.learned} == {*quantization_m3bert.CODES}

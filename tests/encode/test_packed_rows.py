@@ -4,10 +4,10 @@ import pytest
 import torch
 import transformers
 
-from m3bert.encode import batch as column_states
 from m3bert.encode.packed_rows import PACKABLE, REFUSED, Flattened
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import Contrastive, Grid, MultigranularMLM, NestedModel, nested_states
+from m3bert.trainers.core import column_states
 from tests.conftest import assert_close, refused, tiny_config
 from tests.encode.test_states import EXTRA, SIZES, backbone
 
@@ -66,7 +66,7 @@ def test_loss_and_gradients_of_a_document_are_those_of_the_document_alone(
     model_type, attention, own_rows, monkeypatch
 ):
     """With one pass over the packed rows, and with documents in rows of their own, as on a CPU."""
-    monkeypatch.setattr("m3bert.encode.batch.encodes_own_rows", lambda encoder: own_rows)
+    monkeypatch.setattr("m3bert.trainers.core.column_states.encodes_own_rows", lambda encoder: own_rows)
     model = NestedModel(masked_lm(model_type, attention), MultigranularMLM(GRID))
     batch = packed_batch()
     labelled = torch.where(torch.rand(batch["input_ids"].shape) < 0.5, batch["input_ids"], -100)

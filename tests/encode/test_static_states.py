@@ -6,15 +6,21 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from m3bert.encode import batch as column_states
 from m3bert.encode.padded_batches import PassCost
 from m3bert.encode.states import StateOnly
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from m3bert.trainers import Contrastive, Grid, NestedModel, nested_states
+from m3bert.trainers.core import column_states
 from tests.conftest import padded_batch, tiny_config
-from tests.encode.test_batch import assert_same_step, attention_of_flattened_texts, columns, encoder_calls, plain
 from tests.encode.test_packed_rows import documents, packed_batch
 from tests.modeling_m3bert.static_models import give_table, with_table
+from tests.trainers.core.test_column_states import (
+    assert_same_step,
+    attention_of_flattened_texts,
+    columns,
+    encoder_calls,
+    plain,
+)
 
 
 GRID = Grid.parse("0,2,4x8,32")
@@ -109,7 +115,7 @@ def test_flattened_texts_make_the_same_step(paths, monkeypatch):
 @pytest.mark.parametrize("own_rows", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_packed_document_reads_its_own_tokens_only(attention, own_rows, paths, monkeypatch):
-    monkeypatch.setattr("m3bert.encode.batch.encodes_own_rows", lambda encoder: own_rows)
+    monkeypatch.setattr("m3bert.trainers.core.column_states.encodes_own_rows", lambda encoder: own_rows)
     model = M3BertForMaskedLM._from_config(tiny_config(), attn_implementation=attention).double().eval()
     give_table(model.model, paths=paths)
     batch = packed_batch()

@@ -52,7 +52,7 @@ class Collection:
         return Batch(
             np.array(rows, dtype=np.int64),
             [Document("", f"id-{row}", f"text of {row}", self.metadata(row)) for row in rows],
-            *(coder.pack(vectors) for coder in layout.coders.values()),
+            {name: coder.pack(vectors) for name, coder in layout.coders.items()},
         )
 
 
@@ -89,10 +89,6 @@ def add(engine: Engine, collection: Collection, rows: range) -> None:
         collection.batch(engine.layout, range(start, min(start + 128, rows.stop)))
         for start in range(rows.start, rows.stop, 128)
     )
-
-
-def delete(engine: Engine, keys: Sequence[int]) -> None:
-    engine.delete(list(keys))
 
 
 def numbers(hits: list[list[Hit]], k: int) -> tuple[np.ndarray, np.ndarray]:

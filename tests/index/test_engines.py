@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from m3bert.index.engine import ENGINES, find_engine
-from tests.index.collection import Collection, add, check_exact, delete, make_layout, opened
+from tests.index.collection import Collection, add, check_exact, make_layout, opened
 
 
 MODULES = {"faiss": "faiss", "qdrant": "qdrant_client", "lancedb": "lancedb"}
@@ -60,7 +60,7 @@ def test_few_documents_are_all_found_and_none_are_too(tmp_path, collection, name
     check_exact(engine.layout, collection, engine.search(collection.queries, 8), 8, [])
     engine.add([collection.batch(engine.layout, range(5))])
     check_exact(engine.layout, collection, engine.search(collection.queries, 8), 8, range(5))
-    delete(engine, range(5))
+    engine.delete(range(5))
     check_exact(engine.layout, collection, engine.search(collection.queries, 8), 8, [])
     add(engine, collection, range(5, 9))
     check_exact(engine.layout, collection, engine.search(collection.queries, 8), 8, range(5, 9))
@@ -76,7 +76,7 @@ def test_deleting_adding_and_truncating_keep_the_rest(tmp_path, collection, name
     add(engine, collection, range(200))
     gone = [*range(0, 100, 3), 7777]  # the last one is not there
     for _ in range(2):
-        delete(engine, gone)
+        engine.delete(gone)
     remaining = sorted(set(range(200)) - set(gone))
     check_exact(layout, collection, engine.search(collection.queries, 10), 10, remaining)
     engine.close()

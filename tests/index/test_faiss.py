@@ -9,7 +9,7 @@ import pytest
 
 from m3bert.index.engine import Engine
 from m3bert.index.engines.faiss_engine import k_factor
-from tests.index.collection import Collection, add, check_exact, delete, final_scores, make_layout, numbers, opened
+from tests.index.collection import Collection, add, check_exact, final_scores, make_layout, numbers, opened
 
 
 faiss = pytest.importorskip("faiss")
@@ -43,7 +43,7 @@ def test_clusters_and_graphs_find_nearly_all_and_can_change(tmp_path, text, kind
     engine = faiss_engine(tmp_path, collection, text, kind)
     add(engine, collection, range(1000))
     gone = set(range(0, 500, 3))
-    delete(engine, [*gone, 77_777])
+    engine.delete([*gone, 77_777])
     engine.close()
     engine = faiss_engine(tmp_path, collection, text, kind)
     add(engine, collection, range(1000, 1500))
@@ -84,7 +84,7 @@ def test_an_index_can_be_tiny_and_become_empty(tmp_path, collection, kind):
     assert actual(3) == [[-1, -1, -1]] * 7
     add(engine, collection, range(1))
     assert actual(2) == [[-1, 0]] * 7
-    delete(engine, [0])
+    engine.delete([0])
     assert actual(2) == [[-1, -1]] * 7
     add(engine, collection, range(1, 3))
     assert actual(2) == [[1, 2]] * 7
@@ -105,7 +105,7 @@ def test_an_interrupted_change_loses_nothing(tmp_path, collection, text, kind, m
     add(engine, collection, range(200))
     for call, before, after in (
         (lambda engine: add(engine, collection, range(200, 300)), range(200), range(300)),
-        (lambda engine: delete(engine, range(90)), range(300), range(90, 300)),
+        (lambda engine: engine.delete(range(90)), range(300), range(90, 300)),
     ):
 
         def stop(*_: object) -> None:

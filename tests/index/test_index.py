@@ -280,7 +280,7 @@ def test_a_build_is_run_again(tmp_path, encoder, corpus, sentences, engine, monk
     for store, part, rows, reason in (
         (engine, replace(plan, query_layer=4), corpus, "an index with another plan: "),
         (other, plan, corpus, "an index with another engine: "),
-        (engine, plan, fewer, "an index of other documents: --overwrite it, or add the new ones with `m3bert index "),
+        (engine, plan, fewer, "an index of other documents: add the new ones to it, or overwrite it"),
         (engine, plan, Corpus([write(tmp_path / "edited.jsonl", edited)]), "an index of other documents: "),
     ):
         refused(f"index holds {reason}", Index.build, folder, store, part, encoder, rows)

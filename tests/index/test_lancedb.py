@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.index.collection import Collection, add, check_exact, delete, make_layout, numbers, opened
+from tests.index.collection import Collection, add, check_exact, make_layout, numbers, opened
 
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="needs lancedb, whose import takes seconds")
@@ -29,7 +29,7 @@ def test_an_index_finds_nearly_all_and_takes_up_changes(tmp_path, collection, te
     for rows in (range(800), range(800, 1200)):
         for one in (flat, engine):
             add(one, collection, rows)
-            delete(one, range(rows.start, rows.stop, 7))
+            one.delete(range(rows.start, rows.stop, 7))
         for where in (None, {"topic": ["the sea's"]}):
             expected, scores = (numbers(one.search(collection.queries, 10, where), 10)[0] for one in (flat, engine))
             assert (scores >= expected[:, -1:] - 1e-5).mean() >= 0.98
@@ -46,7 +46,7 @@ def test_a_table_holds_documents_once_and_in_few_files(tmp_path, collection):
         add(engine, collection, range(start, start + 200))
     engine.truncate(1000)
     add(engine, collection, range(1000, 1200))
-    delete(engine, range(50))
+    engine.delete(range(50))
     assert engine._table.count_rows() == 1150
     assert len(list((tmp_path / "lancedb" / "documents.lance" / "data").iterdir())) <= 3
     row = engine._table.search().where("key = 61").to_list()[0]
@@ -60,7 +60,7 @@ def test_a_table_that_is_open_elsewhere_is_read_again(tmp_path, collection):
     engine, reader = (opened(tmp_path, layout, "lancedb") for _ in range(2))
     add(engine, collection, range(100))
     reader.search(collection.queries, 10)
-    delete(engine, range(50))
+    engine.delete(range(50))
     add(engine, collection, range(100, 1200))
     check_exact(layout, collection, reader.search(collection.queries, 10), 10, range(50, 1200))
     for one in (engine, reader):
@@ -75,5 +75,5 @@ def test_errors_of_the_disk_name_the_folder(tmp_path, collection, monkeypatch):
 
     monkeypatch.setattr(engine._table, "optimize", full)
     with pytest.raises(OSError, match=r"lancedb cannot be written; the disk may be full: .*No space left on device"):
-        delete(engine, range(3))
+        engine.delete(range(3))
     engine.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from m3bert.index.engine import Engine, Layout
-from tests.index.collection import Collection, add, check_exact, delete, make_layout, opened
+from tests.index.collection import Collection, add, check_exact, make_layout, opened
 
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_a_server_finds_the_nearest(tmp_path, url, collection, filled, text, kin
     engine = filled(tmp_path, layout)
     check_exact(layout, collection, engine.search(collection.queries, 10), 10)
     remaining = [row for row in range(ROWS) if row % 3]
-    delete(engine, range(0, ROWS, 3))
+    engine.delete(range(0, ROWS, 3))
     again = opened(tmp_path, layout, "qdrant")
     check_exact(layout, collection, again.search(collection.queries, 10), 10, remaining)
     sea = [row for row in remaining if collection.metadata(row)["topic"] == "the sea's"]

@@ -126,7 +126,7 @@ def test_a_similarity_that_ranks_otherwise_is_refused(folders, tmp_path, sentenc
         if allowed:
             reads(encoder)
         else:
-            refused(f"by similarity='{similarity}', and this .*--similarity cosine", reads, encoder)
+            refused(f"by similarity='{similarity}', and this .*set similarity='cosine'", reads, encoder)
 
 
 def test_settings_of_the_encoder_that_cannot_be_kept_are_refused(folders, tmp_path):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...encode.batch import column_states
 from ...encode.projection import Projection
 from ...encode.ranks import is_sharded
 from ...encode.states import TextStates, transformer_layers
+from .column_states import column_states
 from .objective import NestedBatch, Objective
 
 

@@ -159,7 +159,7 @@ class LanceDBEngine(Engine):
             ],
         }
         for name, coder in self.layout.coders.items():
-            columns[name] = _vectors(coder, getattr(batch, name))
+            columns[name] = _vectors(coder, batch.vectors[name])
         arrays = [pa.array(columns[field.name], type=field.type) for field in self._schema]
         return pa.record_batch(arrays, schema=self._schema)
 

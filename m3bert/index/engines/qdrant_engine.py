@@ -65,7 +65,7 @@ class QdrantEngine(Engine):
     def require(cls, layout: Layout) -> None:
         super().require(layout)
         if layout.kind == "hnsw" and layout.url is None:
-            raise ValueError("The vector store qdrant has the index type hnsw on a server (--url); a folder has flat.")
+            raise ValueError("The vector store qdrant has the index type hnsw on a server (url); a folder has flat.")
 
     def close(self) -> None:
         self._client.close()
@@ -104,8 +104,7 @@ class QdrantEngine(Engine):
                 self._reported(self._client.upsert, self._collection, some, wait=True)
 
     def _points(self, batch: Batch) -> list[object]:
-        coders = self.layout.coders
-        vectors = {name: coder.decode(getattr(batch, name)).tolist() for name, coder in coders.items()}
+        vectors = {name: coder.decode(batch.vectors[name]).tolist() for name, coder in self.layout.coders.items()}
         return [
             self._models.PointStruct(
                 id=key,

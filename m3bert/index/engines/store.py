@@ -55,7 +55,7 @@ class Store:
             for name, size in self.sizes.items():
                 with (vectors / name).open("ab") as opened:
                     opened.truncate(int(batch.keys[0]) * size)
-                    opened.write(np.ascontiguousarray(getattr(batch, name)).data)
+                    opened.write(np.ascontiguousarray(batch.vectors[name]).data)
                     opened.flush()
                     os.fsync(opened.fileno())
         rows = ((row.id, row.text, json.dumps(row.metadata, ensure_ascii=False)) for row in batch.documents)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from m3bert.encode.batch import column_states
 from m3bert.encode.padded_batches import PassCost, chunked
 from m3bert.encode.states import unwrap_encoder
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
@@ -24,6 +23,7 @@ from m3bert.trainers import (
     Objective,
     nested_states,
 )
+from m3bert.trainers.core.column_states import column_states
 from m3bert.trainers.core.model import NOT_INPUTS
 from tests.conftest import padded_batch, tiny_config
 from tests.encode.test_states import OTHERS, PADDED_ON_ANY_SIDE, backbone

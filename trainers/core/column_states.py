@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.anatomy import anatomy_of
-from .gradient_caching import cached_vectors
-from .packed_rows import DOCUMENTS, Flattened, check_packable, token_tensors
-from .padded_batches import PassCost, chunked, merged
-from .ranks import smallest_on_all_ranks
-from .states import (
+from ...encode.packed_rows import DOCUMENTS, Flattened, check_packable, token_tensors
+from ...encode.padded_batches import PassCost, chunked, in_row_order, merged
+from ...encode.ranks import smallest_on_all_ranks
+from ...encode.states import (
     NestedStates,
     PooledStates,
     Pooling,
@@ -28,6 +26,8 @@ from .states import (
     reads_table,
     unwrap_encoder,
 )
+from ...models.anatomy import anatomy_of
+from .gradient_caching import cached_vectors
 
 
 Rows = dict[str, torch.Tensor]
@@ -226,11 +226,3 @@ def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows], static: bool = 
         | {name: value for name, value in rows.items() if name != "input_ids"}
         for rows, vectors in zip(chunks, embedded, strict=True)
     ]
-
-
-def in_row_order(values: Sequence[torch.Tensor], chunks: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Put the tensors of all chunks, `(rows of the chunk, ...)` each, back into the order of the texts."""
-    if len(chunks) == 1:
-        return values[0]
-    order = torch.tensor([row for chunk in chunks for row in chunk])
-    return torch.cat(list(values)).index_select(0, order.argsort().to(values[0].device))

@@ -5,11 +5,11 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
-from m3bert.encode.batch import column_states
 from m3bert.encode.padded_batches import PassCost
 from m3bert.encode.states import nested_states
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel
+from m3bert.trainers.core.column_states import column_states
 from tests.conftest import padded_batch, quiet, refused, tiny_config
 from tests.trainers.tiny_run import GRID, PLAIN_STEP, assert_same_weights, quiet_model
 

@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from .states import Pooling, StateKey, nested_states, readable, unwrap_encoder
+from ...encode.states import Pooling, StateKey, nested_states, readable, unwrap_encoder
 
 
 Rows = dict[str, torch.Tensor]
