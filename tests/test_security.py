@@ -31,7 +31,7 @@ from m3bert.models.auto import load_model
 from m3bert.models.conversion import convert_to_m3bert
 from m3bert.models.settings import EmbeddingSettings
 from m3bert.trainers import Granularity
-from m3bert.trainers.core.given import backbone_of
+from m3bert.trainers.core.backbone import backbone_of
 from tests.conftest import refused, save
 from tests.evaluation_data import write_data
 from tests.published import contrastive_trainer

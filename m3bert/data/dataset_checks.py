@@ -40,7 +40,7 @@ def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The tr
 
 
 def require_known_metric(args: TrainingArguments, eval_dataset: Any, evaluator: bool) -> None:
-    """Raise a ValueError if `metric_for_best_model` is none of the evaluator and of several named evaluation sets."""
+    """Raise a ValueError if neither the evaluator nor one of several evaluation sets gives `metric_for_best_model`."""
     if args.metric_for_best_model is None or not isinstance(eval_dataset, dict):
         return
     metric = "eval_" + args.metric_for_best_model.removeprefix("eval_")

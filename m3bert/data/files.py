@@ -44,10 +44,10 @@ VERSION = "1"  # of how files are read: the library datasets keeps what an earli
 def load_files(files: Sequence[str], *, text: Iterable[str] | None = None, streaming: bool = False) -> Any:
     """
     Read data files of one format: text (one row per line, column `text`), JSON Lines, CSV, TSV or Parquet. All but
-    Parquet may be gzipped. Files are paths, patterns of paths, or URLs. A missing value is `None`, which an empty cell
-    of a CSV or TSV file is, too. The columns `text`, by default all, are text, as the files say ([`text_of`]): no type
-    is guessed. Others keep what JSON or Parquet has; a column of JSON whose values have no common type is text. A
-    stream ([`~datasets.IterableDataset`]) is read during training.
+    Parquet may be gzipped. Files are paths, patterns of paths, or URLs. Missing values, and empty cells of CSV and TSV
+    files, are `None`. The columns `text`, by default all, become text ([`text_of`]): no type is guessed. Others keep
+    the types of JSON or Parquet; a JSON column whose values have no common type becomes text. A stream
+    ([`~datasets.IterableDataset`]) is read during training.
 
     Raises:
         ValueError: if a file cannot be read, or the formats are unknown or differ. The message names the files.

@@ -1,9 +1,9 @@
 """
-The formats of data files, and their rows as the files say: no library guesses the types of their values.
+The formats of data files, and their rows. No library guesses the types of values.
 
-A CSV or TSV file has texts, and an empty cell is `None`. A JSON file has what JSON has: what looks like a date and is
-a text there is a text here. Who needs a text or a number asks for it with [`text_of`] or [`number_of`]. Only Parquet
-files and URLs need a library, which is imported for them.
+The values of CSV and TSV files are texts, and an empty cell is `None`. JSON keeps its types: a text that looks like a
+date stays a text. Use [`text_of`] or [`number_of`] to convert a value. Only Parquet files and URLs need a library,
+which is imported on use.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def columns_of(file: str) -> list[str]:
 
 def rows_of(file: str, *, quoted: bool = True) -> Iterator[Row]:
     """
-    The rows of a file or URL, as it says: see the module. Cells that a row of a table lacks at its end are `None`;
-    keys that an object of JSON lacks are not there. Unless `quoted`, quotes are part of the cells of a table.
+    The rows of a file or URL, with the types of the file. Missing cells at the end of a row of a table are `None`;
+    missing keys of a JSON object stay missing. Unless `quoted`, quotes are part of the cells of a table.
 
     Raises:
         ValueError: if the file cannot be read, or is empty. The message names the file and the line.

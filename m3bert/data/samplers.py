@@ -1,7 +1,8 @@
-"""Batch samplers for one training set or several, with the names of sentence-transformers."""
+"""The batches of training sets, with the names of sentence-transformers, and of evaluation sets."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -141,3 +142,14 @@ def text_numbers(dataset: Dataset, collator: TextColumnsCollator) -> np.ndarray:
     """A number for the text of each row in each column, equal for equal texts: hashes `(rows, columns)`."""
     columns = [[hash_of(text) for text in joined_texts(dataset, column, "\0")] for column in collator.columns]
     return np.array(columns).T
+
+
+def evaluation_batches(rows: int, size: int) -> list[list[int]]:
+    """The rows of this rank in each batch of an evaluation. Every row is read once. The batches of all ranks differ by
+    one row at most: a last batch with a single row would leave a contrastive loss nothing to compare it with. A rank
+    has at most `size` rows, or two if some rank would have none otherwise."""
+    batches = min(math.ceil(rows / (size * world_size())), rows // world_size())
+    if not batches:
+        raise ValueError(f"The evaluation data has {rows} rows, too few for {world_size()} process(es).")
+    parts = np.array_split(np.arange(rows), batches)
+    return [np.array_split(part, world_size())[rank()].tolist() for part in parts]

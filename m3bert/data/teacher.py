@@ -197,14 +197,14 @@ class Teacher:
 def _set_pooling(model: SentenceTransformer, pooling: str) -> None:
     """Replace the pooling of a model, or leave it out for the encoder's `pooler_output`."""
     kind = require_sentence_transformers("A teacher").sentence_transformer.modules.Pooling
-    for name, part in list(model.named_children()):
+    for index, part in enumerate(list(model)):
         if isinstance(part, kind) and pooling == "pooler":
-            del model._modules[name]
-            encoder: Any = next(model.children())
+            del model[index]
+            encoder: Any = model[0]
             encoder.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
             encoder.module_output_name = "sentence_embedding"
         elif isinstance(part, kind):
-            model._modules[name] = kind(part.embedding_dimension, pooling_mode=pooling)
+            model[index] = kind(part.embedding_dimension, pooling_mode=pooling)
 
 
 def _safetensors(name_or_path: str, revision: str | None) -> list[str]:

@@ -66,7 +66,7 @@ def with_lengths(data: Any, columns: Sequence[str], name: str) -> Any:
 
 
 def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
-    """The datasets of a run, in groups that are read by the same columns: all, or each of [`NamedDatasets`]."""
+    """Group the datasets of a run by the columns that are read: one group, or with [`NamedDatasets`] one each."""
     evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     trained = train_dataset.datasets if isinstance(train_dataset, NamedDatasets) else [train_dataset]
     datasets = [dataset for dataset in (*trained, *evaluated) if dataset is not None]
@@ -79,12 +79,13 @@ def collator_of(args: Any, datasets: Sequence[Any], tokenizer: PreTrainedTokeniz
     roles = args.roles_of(columns)
     for dataset in datasets:
         require_texts(dataset, columns)
+    prompts, lengths = args.of_roles("prompt"), args.of_roles("max_length")
     return TextColumnsCollator(
         tokenizer,
         columns,
         args.max_length or args.default_max_length,
         views=args.views,
-        prompts={column: args.prompts[role] for column, role in roles.items() if role in args.prompts},
-        max_lengths={column: args.max_lengths[role] for column, role in roles.items() if role in args.max_lengths},
+        prompts={column: prompts[role] for column, role in roles.items() if role in prompts},
+        max_lengths={column: lengths[role] for column, role in roles.items() if role in lengths},
         label=args.label_column_of(*datasets),
     )

@@ -55,7 +55,7 @@ OTHERS = {
     "scripts/quickstart.py": "the first look-up of a name",
     "scripts/trim.py": "a folder of this machine",
     "trainers/core/checkpoints.py": "a folder of this machine",
-    "trainers/core/given.py": "the first look-up of a name",
+    "trainers/core/backbone.py": "the first look-up of a name",
     "m3bert/data/teacher.py": "at the commit of the teacher",
     "m3bert/exits/join.py": "the first look-up of a name",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.models.auto import load_config, load_model
 from m3bert.trainers import Grid
 from m3bert.trainers.core.checkpoints import load_weights
-from m3bert.trainers.core.preparation import declare_grid
+from m3bert.trainers.core.grid import declare_grid
 from tests.conftest import refused
 from tests.elastic_repositories import PATH, VOCABULARY, save_elastic
 from tests.published import contrastive_trainer

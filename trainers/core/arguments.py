@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from transformers import TrainingArguments
@@ -21,6 +21,7 @@ from .objective import Objective, require_known
 
 
 logger = logging.getLogger(__name__)
+ROLES: tuple[Role, ...] = get_args(Role)
 # Option -> its values, as sentence-transformers calls them.
 BATCH_SAMPLERS = {
     "batch_sampler": ("batch_sampler", "no_duplicates"),
@@ -231,9 +232,7 @@ class TextTrainingArguments(NestedTrainingArguments):
         published: dict[str, Any] = {"pooling": known.pooling}
         if known.projection is not None:
             published["projection_dim"] = known.projection.out_features
-        for role in ("query", "document"):
-            if known.prompts.get(role):
-                published[f"{role}_prompt"] = known.prompts[role]
+        published |= {f"{role}_prompt": known.prompts[role] for role in ROLES if known.prompts.get(role)}
         if settings is not None:
             lengths = {"max_length": limit} if (self.max_length or 0) > limit else {}
             for name, value in (published | lengths).items():
@@ -254,30 +253,18 @@ class TextTrainingArguments(NestedTrainingArguments):
         arguments = super().objective_arguments()
         return arguments | ({"pooling": self.pooling or self.default_pooling} if "pooling" in arguments else {})
 
-    @property
-    def stated_prompts(self) -> dict[Role, str]:
-        """Role -> prompt before its texts, for roles with an argument. It may be empty."""
-        named: dict[Role, str | None] = {"query": self.query_prompt, "document": self.document_prompt}
-        return {role: prompt for role, prompt in named.items() if prompt is not None}
-
-    @property
-    def prompts(self) -> dict[Role, str]:
-        """Role -> prompt before its texts, for roles with a prompt."""
-        return {role: prompt for role, prompt in self.stated_prompts.items() if prompt}
-
-    @property
-    def max_lengths(self) -> dict[Role, int]:
-        """Role -> maximum length of its texts in tokens, for roles that differ from `max_length`."""
-        named: dict[Role, int | None] = {"query": self.query_max_length, "document": self.document_max_length}
-        return {role: length for role, length in named.items() if length is not None}
+    def of_roles(self, option: str) -> dict[Role, Any]:
+        """Role -> what `query_{option}` or `document_{option}` says for its texts, where it is set."""
+        values: dict[Role, Any] = {role: getattr(self, f"{role}_{option}") for role in ROLES}
+        return {role: value for role, value in values.items() if value is not None}
 
     def roles_of(self, columns: Sequence[str]) -> dict[str, Role]:
         """Text column -> role of its texts. ValueError if there are options for documents, but all are queries."""
         roles: dict[str, Role] = {
             column: "query" if self.all_queries or column == columns[0] else "document" for column in columns
         }
-        unused = self.document_prompt if self.document_prompt is not None else self.document_max_length
-        if unused is not None and "document" not in roles.values():
+        unused = "document" in {**self.of_roles("prompt"), **self.of_roles("max_length")}
+        if unused and "document" not in roles.values():
             raise ValueError("All texts are queries here: set query_prompt and query_max_length.")
         return roles
 

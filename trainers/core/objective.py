@@ -42,21 +42,23 @@ Terms = dict[Term, torch.Tensor]
 REDUCTIONS = ("sum", "mean")  # of losses over a grid
 
 
-class TermMeter:
-    """Running means of terms. The sums stay on the device until [`pop`] reads them."""
+class TermLog:
+    """Means of the terms of a loss since the last [`~TermLog.pop`]. The sums stay on the device until then."""
 
     def __init__(self) -> None:
         self.sums: dict[Term, torch.Tensor] = {}
         self.count = 0.0
-        self.last_step: int | None = None
 
-    def add(self, terms: Terms, scale: float = 1.0, step: int | None = None, rows: float = 1.0) -> None:
-        """Add the terms of a batch of `rows`. Calls with the same `step` (its accumulated batches) count as one."""
+    def add(self, terms: Terms, *, weight: float, count: float) -> None:
+        """Add the terms of a batch, times `weight`, which count as `count` steps or rows."""
         for term, value in terms.items():
-            self.sums[term] = self.sums.get(term, 0.0) + value * (scale * rows)
-        if step is None or step != self.last_step:
-            self.count += rows
-        self.last_step = step
+            self.sums[term] = self.sums.get(term, 0.0) + value * weight
+        self.count += count
+
+    def broken(self) -> list[str]:
+        """Names of the terms of which a value was not finite. Waits for the device once."""
+        finite = torch.isfinite(torch.stack(list(self.sums.values()))).tolist()
+        return [str(term) for term, is_finite in zip(self.sums, finite, strict=True) if not is_finite]
 
     def pop(self, accelerator: Any) -> dict[str, float]:
         """Return name of each term -> mean over steps or rows, and processes, and reset the sums."""
@@ -65,7 +67,7 @@ class TermMeter:
             names, sums = list(map(str, self.sums)), list(self.sums.values())
             *sums, count = accelerator.reduce([*sums, sums[0].new_tensor(self.count)], reduction="mean")
             means = {name: (value / count).item() for name, value in zip(names, sums, strict=True)}
-        self.sums, self.count, self.last_step = {}, 0.0, None
+        self.sums, self.count = {}, 0.0
         return means
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import recursively_apply
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -24,6 +24,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from ...data.dataset_checks import require_known_metric, require_one_batch
+from ...data.samplers import evaluation_batches
 from ...data.streams import Epochs
 from ...encode.projection import Projection
 from ...encode.ranks import RankRows, wait_for_all_ranks, world_size
@@ -31,11 +32,12 @@ from ...encode.states import is_flash, unwrap_encoder
 from ...modeling.configuration_elastic import Elasticity
 from ...utils.durable import replacing_files, writing
 from .arguments import NestedTrainingArguments
+from .backbone import ONE_MODEL
 from .checkpoints import load_weights, part_of, reading_tensors
-from .given import ONE_MODEL
+from .grid import check_objective, declare_grid, drop_stale_exits
 from .model import NestedModel, columns_of
-from .objective import Objective, Term, TermMeter
-from .preparation import check_objective, declare_grid, drop_stale_exits, even_batches, set_apart
+from .objective import Objective, Term, TermLog
+from .optimizer import set_learning_rate
 
 
 logger = logging.getLogger(__name__)
@@ -117,19 +119,19 @@ class NestedTrainer(Trainer):
             drop_stale_exits(unwrap_encoder(model), objective.grid)
         self.columns = columns
         self._encoder = model
-        self.train_terms, self.eval_terms = TermMeter(), TermMeter()
-        self._finite: dict[Term | None, torch.Tensor] = {}
+        self.evaluator = evaluator
+        if eval_dataset is None and evaluator is not None:  # the library asks for rows, and an evaluator needs none
+            eval_dataset = Dataset.from_dict({})
+        self.train_terms, self.eval_terms = TermLog(), TermLog()
         self._is_checkpoint = False
         super().__init__(
             model=NestedModel(model, objective, mini_batch_size, projection),
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
-            # The library asks for a data set to evaluate on; an evaluator needs none.
-            eval_dataset=[] if eval_dataset is None and evaluator is not None else eval_dataset,
+            eval_dataset=eval_dataset,
             **kwargs,
         )
-        self.eval_dataset, self.evaluator = eval_dataset, evaluator
         if self.is_fsdp_enabled:
             self._configure_fsdp(mini_batch_size)
 
@@ -170,14 +172,15 @@ class NestedTrainer(Trainer):
         self._callback_handler = handler
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        self.declare_grid()
+        self.configure_encoder()
+        self.train_terms = TermLog()
         return super().train(*args, **kwargs)
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: the objective and the texts belong to the model and the arguments of one trainer."""
         raise ValueError(ONE_MODEL)
 
-    def declare_grid(self) -> None:
+    def configure_encoder(self) -> None:
         """Write the trained grid into the backbone's config. Does nothing for a model with a projection, whose grid
         has dims of the projection, not of the encoder's hidden states, and for an encoder that is not trained."""
         if self.projection is None and self.nested.objective.layers:
@@ -237,7 +240,7 @@ class NestedTrainer(Trainer):
         if fresh and self.args.projector_learning_rate is not None:
             nested = self.nested
             fresh_parameters = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
-            set_apart(optimizer, fresh_parameters, self.args.projector_learning_rate)
+            set_learning_rate(optimizer, fresh_parameters, self.args.projector_learning_rate)
         return optimizer
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -262,40 +265,30 @@ class NestedTrainer(Trainer):
                 if isinstance(part, Objective):
                     part.constrain()
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        terms = {term: value.detach().float() for term, value in outputs["terms"].items()}
+        terms = {term: value.detach().float() for term, value in {**outputs["terms"], Term("loss"): loss}.items()}
         if model.training:
-            self._watch(loss, terms)
             # With a number of items, each value is a share of one mean over the whole step: sum over batches, devices.
             shares = num_items_in_batch is not None and self.model_accepts_loss_kwargs
             devices = world_size() if self.args.average_tokens_across_devices else 1
-            scale = devices if shares else 1 / self.current_gradient_accumulation_steps
-            self.train_terms.add(terms, scale, self.state.global_step)
+            weight = devices if shares else 1 / self.current_gradient_accumulation_steps
+            is_update = self.accelerator.sync_gradients  # the last of its accumulated batches
+            self.train_terms.add(terms, weight=weight, count=float(is_update))
+            if is_update and (broken := self.train_terms.broken()):
+                names = ", ".join(name for name in broken if name != "loss") or "loss"
+                raise ValueError(
+                    f"The loss is not finite at step {self.state.global_step + 1} (terms: {names}). Training stops "
+                    f"before the update; checkpoints in {self.args.output_dir} are not changed."
+                )
         else:
             rows: float = find_batch_size(inputs) or 1
             if not self.model_accepts_loss_kwargs:
                 rows = sum(RankRows.of(int(rows), loss.device).counts) / world_size()
-            self.eval_terms.add({**terms, Term("loss"): loss.detach().float()}, rows=rows)
+            self.eval_terms.add(terms, weight=rows, count=rows)
         return (loss, outputs) if return_outputs else loss
-
-    def _watch(self, loss: torch.Tensor, terms: Mapping[Term, torch.Tensor]) -> None:
-        """Raise a ValueError before an update with a loss that is not finite. Synchronises with the device once per
-        update, not once per accumulated batch."""
-        for term, value in [*terms.items(), (None, loss.detach())]:
-            is_finite = torch.isfinite(value)
-            self._finite[term] = self._finite[term] & is_finite if term in self._finite else is_finite
-        if not self.accelerator.sync_gradients:
-            return
-        finite, self._finite = self._finite, {}
-        if not torch.stack(list(finite.values())).all():
-            broken = [str(term) for term, was_finite in finite.items() if term is not None and not was_finite]
-            raise ValueError(
-                f"The loss is not finite at step {self.state.global_step + 1} (terms: {', '.join(broken) or 'loss'}). "
-                f"Training stops before the update; checkpoints in {self.args.output_dir} are not changed."
-            )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs = {**logs, **self.train_terms.pop(self.accelerator)}
+            logs = {**logs, **self.train_terms.pop(self.accelerator), "loss": logs["loss"]}
         super().log(logs, start_time)
 
     def _track_num_input_tokens(self, inputs: Mapping[str, Any]) -> None:
@@ -304,8 +297,8 @@ class NestedTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if dataset is None:  # no loss is evaluated; without an evaluator, the library refuses
-            return super().get_eval_dataloader() if self.evaluator is None else self.loader([], "Evaluation")
+        if dataset is None:
+            return super().get_eval_dataloader()  # which refuses
         return self.even_loader(self.eval_dataset[dataset] if isinstance(dataset, str) else dataset, "Evaluation")
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -314,7 +307,9 @@ class NestedTrainer(Trainer):
     def even_loader(self, dataset: Any, description: str) -> Any:
         """Every row once, in batches that differ by at most one row."""
         rows = list(dataset) if isinstance(dataset, IterableDataset) else dataset
-        return self.loader(rows, description, batch_sampler=even_batches(len(rows), self.args.eval_batch_size))
+        none = self.evaluator is not None and not len(rows)
+        batches = [] if none else evaluation_batches(len(rows), self.args.eval_batch_size)
+        return self.loader(rows, description, batch_sampler=batches)
 
     def quality(self) -> dict[str, float]:
         """Hook that runs the evaluator: name -> value, the same on all processes."""
@@ -339,25 +334,29 @@ class NestedTrainer(Trainer):
         raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
-        self.eval_terms = TermMeter()
+        self.eval_terms = TermLog()
         self.gather_function = partial(
             recursively_apply, lambda part: RankRows.of(len(part), part.device).gather(part)
         )
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means = {f"{metric_key_prefix}_{name}": mean for name, mean in self.eval_terms.pop(self.accelerator).items()}
-        broken = [name.removeprefix(f"{metric_key_prefix}_") for name in means if not math.isfinite(means[name])]
-        if broken:
+        means = self.eval_terms.pop(self.accelerator)
+        if broken := [name for name, mean in means.items() if not math.isfinite(mean)]:
             raise ValueError(f"The evaluation loss is not finite (terms: {', '.join(broken)}).")
-        output.metrics.update(means)
-        names = [f"eval_{name}" for name in self.eval_dataset] if isinstance(self.eval_dataset, dict) else []
-        if self.evaluator is not None and metric_key_prefix not in names[1:]:  # once, not for each data set
-            prefix, start = "eval" if metric_key_prefix in names else metric_key_prefix, time.perf_counter()
-            quality = {**self.quality(), "evaluator_runtime": time.perf_counter() - start}
-            output.metrics.update({f"{prefix}_{name}": value for name, value in quality.items()})
+        losses = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
+        output.metrics.update({**losses, **self._metrics_of_evaluator(metric_key_prefix)})
         best = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
         if self.args.greater_is_better is None and best in output.metrics:
-            self.args.greater_is_better = best not in means and not best.endswith("loss")
+            self.args.greater_is_better = best not in losses and not best.endswith("loss")
         return output
+
+    def _metrics_of_evaluator(self, metric_key_prefix: str) -> dict[str, float]:
+        """Run the evaluator, beside the first of several evaluation sets only."""
+        sets = [f"eval_{name}" for name in self.eval_dataset] if isinstance(self.eval_dataset, dict) else []
+        if self.evaluator is None or metric_key_prefix in sets[1:]:
+            return {}
+        prefix, start = "eval" if metric_key_prefix in sets else metric_key_prefix, time.perf_counter()
+        metrics = {**self.quality(), "evaluator_runtime": time.perf_counter() - start}
+        return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         self._is_checkpoint = _internal_call
@@ -373,7 +372,7 @@ class NestedTrainer(Trainer):
         if not self.args.should_save or state_dict == {}:
             return
         output_dir = output_dir if output_dir is not None else self.args.output_dir
-        self.declare_grid()
+        self.configure_encoder()
         if state_dict is None:
             state_dict = self.nested.state_dict()
         # Half the precision of a static table is enough to publish it, but not to resume its training.

@@ -136,8 +136,7 @@ class DistillationTrainer(EmbeddingTrainer):
     def embeddings_of(self, teacher: Any, args: Any, texts: Iterable[str]) -> TeacherEmbeddings:
         if isinstance(teacher, TeacherEmbeddings):
             return teacher
-        named = teacher is None or isinstance(teacher, str | PathLike)
-        source = args.teacher if named else teacher_from(teacher, **args.teacher_settings)
+        source = args.teacher if teacher is None else teacher_from(teacher, **args.teacher_settings)
         return source.embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: Any, grid: Grid) -> Objective:

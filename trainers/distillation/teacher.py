@@ -121,9 +121,8 @@ class TeacherContrast(RepresentationDistillation):
     """
     InfoNCE between `W s` of a text and the teacher's embedding of the same text, against the teacher's embeddings of
     all texts on all ranks (IBKD, [2311.05472](https://huggingface.co/papers/2311.05472), Eq. 5, with cosines as in the
-    released code). With [`HSIC`] it is the first stage of IBKD, on its own that of the paper's CKD, whose second stage
-    has no HSIC either. The positive is once in the denominator; Eq. 5 as printed, whose sum runs over all texts,
-    has it there twice.
+    released code). With [`HSIC`], it is the first stage of IBKD. Alone, it is the first stage of the paper's baseline
+    CKD. The positive is in the denominator once; as printed, Eq. 5 has it there twice.
 
     Args:
         temperature (`float`, *optional*, defaults to 0.1): tau; cosines are divided by it (Table 1).

@@ -10,9 +10,9 @@ from torch import nn
 
 from ...encode.ranks import world_size
 from ...models.settings import EmbeddingSettings
+from ..core.grid import declare_grid
 from ..core.model import NestedModel
 from ..core.objective import Objective
-from ..core.preparation import declare_grid
 
 
 if TYPE_CHECKING:

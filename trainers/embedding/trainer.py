@@ -23,8 +23,8 @@ from ...encode.states import longest_text, unwrap_encoder, width_of
 from ...modeling.files_elastic import source_of
 from ...models.settings import PROJECTION_FOLDER, EmbeddingSettings
 from ..core.arguments import TextTrainingArguments
+from ..core.backbone import backbone_of
 from ..core.checkpoints import part_of, with_weights
-from ..core.given import backbone_of
 from ..core.objective import Objective
 from ..core.publishing import PublishingTrainer
 
@@ -133,9 +133,9 @@ class EmbeddingTrainer(PublishingTrainer):
         options = {"batch_sampler": sampler, "persistent_workers": self.args.dataloader_persistent_workers}
         return self.loader(rows, "Training", BatchLoader, **options)
 
-    def declare_grid(self) -> None:
+    def configure_encoder(self) -> None:
         """Also give the encoder in memory the settings that it is trained with, and the projection in training."""
-        super().declare_grid()
+        super().configure_encoder()
         if self.nested.objective.layers and not self.is_fsdp_enabled:
             settings = replace(self.settings(self.nested.state_dict()), projection=self.projection)
             unwrap_encoder(self.backbone).embedding_settings = settings
@@ -151,13 +151,13 @@ class EmbeddingTrainer(PublishingTrainer):
         if projection is not None:
             projection = with_weights(projection, part_of(state_dict, "projection."))
         if longest is not None:
-            longest = max(longest, args.max_length, *args.max_lengths.values())
+            longest = max(longest, args.max_length, *args.of_roles("max_length").values())
         return replace(
             published or EmbeddingSettings(),
             pooling=args.pooling,
             projection=projection,
             similarity=args.similarity or (published.similarity if published else "cosine"),
-            prompts={**(published.prompts if published else {}), **args.stated_prompts},
+            prompts={**(published.prompts if published else {}), **args.of_roles("prompt")},
             max_length=longest_text(config, self.processing_class, longest),
         )
 

@@ -16,7 +16,7 @@ from ...utils.help_texts import described
 from ...utils.papers import Identity
 from ..core.composition import Composition
 from ..core.objective import Objective
-from ..core.preparation import set_apart
+from ..core.optimizer import set_learning_rate
 from ..distillation.objective import DistillationConfig, DistillationTrainer
 from .cross_depth import CrossDepth
 from .teacher_space import TeacherSpace
@@ -126,5 +126,5 @@ class ExitDistillationTrainer(DistillationTrainer):
         optimizer = super().create_optimizer(model)
         encoder: Any = unwrap_encoder(self.backbone)
         if fresh and Elasticity.of(encoder.config).table:
-            set_apart(optimizer, [encoder.elastic.table.weight], self.args.table_learning_rate)
+            set_learning_rate(optimizer, [encoder.elastic.table.weight], self.args.table_learning_rate)
         return optimizer

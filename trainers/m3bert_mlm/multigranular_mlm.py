@@ -16,7 +16,7 @@ from ...encode.states import unwrap_encoder
 from ...utils import papers
 from ...utils.help_texts import described
 from ..core.arguments import NestedTrainingArguments
-from ..core.given import backbone_of
+from ..core.backbone import backbone_of
 from ..core.objective import NestedBatch, Objective, Terms
 from ..core.publishing import PublishingTrainer
 from .losses import nested_cross_entropy

@@ -10,7 +10,6 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModel, PreTrainedTokenizerBase
 
 from ...data.teacher import TeacherEmbeddings
 from ...encode.granularity import EncoderConfig, Granularity, Grid
@@ -26,7 +25,6 @@ from ...models.settings import EmbeddingSettings
 from ...utils.help_texts import described
 from ..core.checkpoints import part_of, with_weights
 from ..core.composition import mapping_of
-from ..core.given import backbone_of
 from ..core.objective import Objective
 from ..distillation.objective import DistillationConfig, DistillationTrainer
 from .objective import QAMA
@@ -154,23 +152,13 @@ class QAMATrainer(DistillationTrainer):
 
     trains_quantizer = True
 
-    def __init__(
-        self,
-        model: Any,
-        args: QAMAConfig,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        *others: Any,
-        peft_config: Any = None,
-        **kwargs: Any,
-    ):
-        model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
-        self.source = unwrap_encoder(model).config.name_or_path
-        self.earlier_record = TrainingRecord.find(self.source) if self.source else None
+    def __init__(self, model: Any, args: QAMAConfig, *others: Any, **kwargs: Any):
+        super().__init__(model, args, *others, **kwargs)
+        config = unwrap_encoder(self.backbone).config
+        self.earlier_record = TrainingRecord.find(config.name_or_path) if config.name_or_path else None
         if args.frozen:
-            model.requires_grad_(False)
-        super().__init__(model, args, processing_class, *others, **kwargs)
-        if args.frozen:
-            self.quantizer.config.layers = shared_layers(unwrap_encoder(self.backbone).config)
+            self.backbone.requires_grad_(False)
+            self.quantizer.config.layers = shared_layers(config)
 
     @property
     def quantizer(self) -> M3BertQuantizer:

@@ -8,7 +8,6 @@ import torch
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import (
     PIC,
-    SIA,
     SIR,
     Composition,
     Contrastive,
@@ -131,11 +130,6 @@ def test_the_loss_is_the_weighted_sum_of_the_terms():
     terms = [Term("x", Granularity(2, 8), name, weight=weight) for name, weight in zip("abc", weights, strict=True)]
     assert objective.total(dict(zip(terms, map(torch.tensor, values), strict=True))) == 2 + 0.5 * 4
     assert objective.term(Granularity(2, 8), weight=3.0) == objective.term(Granularity(2, 8)), "a weight is no name"
-
-
-def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
-    assert {"layers", "temperature", "token_shares"} < set(SIA.argument_names())
-    assert {"chain", "temperature", "detach_target"} < set(PIC.argument_names())
 
 
 def test_objectives_can_be_made_of_others():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
+from m3bert.data.samplers import evaluation_batches
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
-from m3bert.trainers.core.preparation import even_batches
 from tests.conftest import quiet, refused, word_tokenizer
 from tests.trainers.tiny_run import masked_dataset, pair_config, quiet_model, run_two
 
@@ -80,7 +80,7 @@ def test_two_processes_evaluate_what_one_does(of_two, tmp_path):
 
 
 def test_each_row_is_in_one_batch_and_no_batch_is_much_smaller(monkeypatch):
-    module = sys.modules[even_batches.__module__]
+    module = sys.modules[evaluation_batches.__module__]
     for ranks in (1, 2, 3):
         monkeypatch.setattr(module, "world_size", lambda ranks=ranks: ranks)
         for rows in range(ranks, 30):
@@ -88,9 +88,9 @@ def test_each_row_is_in_one_batch_and_no_batch_is_much_smaller(monkeypatch):
                 shares = []
                 for rank in range(ranks):
                     monkeypatch.setattr(module, "rank", lambda rank=rank: rank)
-                    shares.append(even_batches(rows, size))
+                    shares.append(evaluation_batches(rows, size))
                 batches = [sum(parts, []) for parts in zip(*shares, strict=True)]
                 assert sum(batches, []) == list(range(rows))
                 assert all(1 <= len(part) <= size + (size == 1) for share in shares for part in share)
                 assert max(map(len, batches)) - min(map(len, batches)) <= 1
-        refused(f"has {ranks - 1} rows, too few for {ranks} process", even_batches, ranks - 1, 8)
+        refused(f"has {ranks - 1} rows, too few for {ranks} process", evaluation_batches, ranks - 1, 8)

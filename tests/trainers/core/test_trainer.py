@@ -14,7 +14,7 @@ from transformers import BertForMaskedLM, DataCollatorForTokenClassification
 
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import Granularity, Grid, MultigranularMLM, NestedBatch, NestedTrainer
-from m3bert.trainers.core.objective import Terms
+from m3bert.trainers.core.objective import TermLog, Terms
 from tests.conftest import refused
 from tests.trainers.kernels import Counts
 from tests.trainers.tiny_run import (
@@ -167,20 +167,25 @@ def test_a_total_that_is_not_finite_stops_the_run_where_all_terms_are_and_an_eva
     refused(r"evaluation loss is not finite \(terms: mlm_6x8, loss\)", trainer.evaluate)
 
 
-def test_watching_reads_one_number_per_step(tiny_tokenizer, tmp_path):
+def test_terms_are_read_once_per_step(tiny_tokenizer, tmp_path, monkeypatch):
     trainer = mlm_trainer(
         tiny_tokenizer, tmp_path, max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=4
     )
-    reads, watch = [], trainer._watch
+    reads = []
 
-    def counting(*args):
-        with Counts() as counts:
-            watch(*args)
-        reads.append(counts.waits.total())
+    def counting(method):
+        def counted(*args, **kwargs):
+            with Counts() as counts:
+                result = method(*args, **kwargs)
+            reads.append(counts.waits.total())
+            return result
 
-    trainer._watch = counting
+        return counted
+
+    for name in ("add", "broken"):
+        monkeypatch.setattr(TermLog, name, counting(getattr(TermLog, name)))
     trainer.train()
-    assert reads == [0, 0, 0, 1] * 2
+    assert reads == [0, 0, 0, 0, 1] * 2
 
 
 def test_compute_metrics_is_refused_where_there_are_no_logits(tiny_tokenizer, tmp_path):

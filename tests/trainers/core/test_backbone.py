@@ -46,15 +46,18 @@ def test_a_model_by_name_and_in_memory_trains_the_same(folder, pairs, tmp_path, 
     assert all(loss == pytest.approx(losses["model"], rel=1e-5) for loss in losses.values()), losses
 
 
+def lora():
+    return LoraConfig(r=2, target_modules="all-linear")
+
+
 def test_peft_config_trains_a_new_adapter(folder, pairs, tmp_path):
-    config = LoraConfig(r=2, target_modules="all-linear")
     args = ContrastiveConfig(**options(tmp_path))
-    trainer = ContrastiveTrainer(folder, args, train_dataset=pairs, peft_config=config)
+    trainer = ContrastiveTrainer(folder, args, train_dataset=pairs, peft_config=lora())
     assert isinstance(trainer.backbone, PeftModel)
     trainable = {name for name, one in trainer.backbone.named_parameters() if one.requires_grad}
     assert trainable and all("lora_" in name for name in trainable)
     with pytest.raises(ValueError, match="the model has one: pass one of them"):
-        ContrastiveTrainer(trainer.backbone, args, train_dataset=pairs, peft_config=config)
+        ContrastiveTrainer(trainer.backbone, args, train_dataset=pairs, peft_config=lora())
 
 
 def test_a_teacher_by_name_and_in_memory_teaches_the_same(encoder_folder, folder, sentences, tmp_path):
@@ -83,10 +86,6 @@ def test_what_would_train_on_the_wrong_rows_or_on_none_is_refused(folder, pairs,
         ContrastiveTrainer(folder, args, train_dataset=pairs.select(range(7)))
     args = ContrastiveConfig(**options(tmp_path, dataloader_drop_last=False))
     assert ContrastiveTrainer(folder, args, train_dataset=pairs.select(range(7))).train().global_step == 1
-
-
-def lora():
-    return LoraConfig(r=2, target_modules="all-linear")
 
 
 CHANGED = {"pooling": "mean", "query_prompt": "open ", "projection_dim": 8, "grid": "6x8", "learning_rate": 0.1}

@@ -27,8 +27,8 @@ def backbone_of(
     the SentenceTransformer.
 
     Raises:
-        ValueError: if there is no tokenizer or no model, if `peft_config` is passed for a model that has an adapter,
-            or if the embeddings fit neither the tokenizer nor, with an adapter, the model that it is of.
+        ValueError: if there is no tokenizer or no model, `peft_config` is passed for a model that has an adapter,
+            a token has no embedding, or an adapter would not fit the published model.
     """
     if model is None or (callable(model) and not isinstance(model, nn.Module)):
         raise ValueError(ONE_MODEL)
@@ -46,6 +46,20 @@ def backbone_of(
         tokenizer = load_tokenizer(source, EmbeddingSettings.of(encoder) if auto_class is AutoModel else None)
     if tokenizer is None:
         raise ValueError("The model has no name to find its tokenizer by: pass processing_class.")
+    require_embeddings(model, tokenizer)
+    if peft_config is not None:
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError("peft_config makes a new adapter, but the model has one: pass one of them.")
+        from peft import get_peft_model
+
+        model = get_peft_model(model, peft_config)
+    if not isinstance(model, PreTrainedModel):
+        require_published_size(model)
+    return model, tokenizer
+
+
+def require_embeddings(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError if the tokenizer has tokens without an embedding."""
     rows = model.get_input_embeddings().num_embeddings
     image = getattr(tokenizer, "image_token", None)  # of Gemma: no text has it
     if new := sorted(token for token, row in tokenizer.get_vocab().items() if row >= rows and token != image):
@@ -53,13 +67,13 @@ def backbone_of(
             f"The model has {rows} embeddings, none for the token(s) {', '.join(new[:3])}: call "
             "model.resize_token_embeddings(len(tokenizer)) before training."
         )
-    if peft_config is not None:
-        if not isinstance(model, PreTrainedModel):
-            raise ValueError("peft_config makes a new adapter, but the model has one: pass one of them.")
-        from peft import get_peft_model
 
-        model = get_peft_model(model, peft_config)
-    if not isinstance(model, PreTrainedModel) and (name := encoder.config.name_or_path):
+
+def require_published_size(adapted: Any) -> None:
+    """Raise a ValueError if a model with an adapter has more or fewer token embeddings than its folder or Hub id, to
+    which the adapter would be applied."""
+    encoder, rows = unwrap_encoder(adapted), adapted.get_input_embeddings().num_embeddings
+    if name := encoder.config.name_or_path:
         source = source_of(encoder)
         stored = PreTrainedConfig.get_config_dict(source.name, **source.hub)[0].get("vocab_size", rows)
         if stored != rows:
@@ -67,4 +81,3 @@ def backbone_of(
                 f"The adapter would fit no published model: {name} has {stored} token embeddings, and this model "
                 f"{rows}. Save the resized model and its tokenizer to a folder, and train on that."
             )
-    return model, tokenizer
