@@ -34,18 +34,14 @@ COMMANDS = {
 def usage() -> str:
     """The help text: one line per command."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: m3bert COMMAND [options]",
-            "",
-            "Elastic text encoders: one checkpoint, loaded with the layers and dimensions that you can afford.",
-            "",
-            *lines,
-            "",
-            "`m3bert COMMAND --help` prints the options of a command, `m3bert --version` the version.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return f"""usage: m3bert COMMAND [options]
+
+Elastic text encoders: one checkpoint, loaded with the layers and dimensions that you can afford.
+
+{commands}
+
+`m3bert COMMAND --help` prints the options of a command, `m3bert --version` the version."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -45,23 +45,17 @@ class EncoderArguments(ComputeArguments):
 
 def load_encoder(arguments: EncoderArguments, dtype: Any = None) -> evaluation.GridEncoder:
     """Load the encoder that the options name, onto its device. Embeddings have the type `dtype`, else float32."""
+    names = ("grid", "revision", "trust_remote_code", "batch_size", "pooling", "max_length", "similarity")
     given = {
-        **{name: getattr(arguments, name) for name in ("pooling", "max_length", "similarity")},
+        **{name: getattr(arguments, name) for name in names},
+        "compute": arguments,
         "dtype": dtype,
         "prompts": without_none({"query": arguments.query_prompt, "document": arguments.document_prompt}),
         "max_lengths": without_none({"query": arguments.query_max_length, "document": arguments.document_max_length}),
     }
     source = arguments.model_name_or_path or default_base()
     with loading_from(source):
-        return evaluation.GridEncoder.from_pretrained(
-            source,
-            grid=arguments.grid,
-            revision=arguments.revision,
-            trust_remote_code=arguments.trust_remote_code,
-            compute=arguments,
-            batch_size=arguments.batch_size,
-            **without_none(given),
-        )
+        return evaluation.GridEncoder.from_pretrained(source, **without_none(given))
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

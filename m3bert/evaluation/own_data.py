@@ -129,7 +129,6 @@ def _own_task(source: str, task_type: str, hub: HubData | None, read: Read, spli
 
 
 def _read_table(source: str, hub: HubData | None, split: str) -> Dataset:
-    """A split of a source."""
     if hub is not None:
         return load_hub(hub.path, hub.config, split=split)
     path = Path(source)
@@ -191,7 +190,6 @@ def _drawn(rows: Rows) -> tuple[Rows, Rows]:
 
 
 def _local_part(folder: Path, split: str, part: str) -> Rows:
-    """The rows of a part of a local collection."""
     names = [f"{part}.jsonl"]
     if part == "qrels":
         names = [f"qrels/{split}.tsv", *(["qrels.tsv"] if split == "test" else [])]
