@@ -18,6 +18,7 @@ from .metadata import Statements
 from .native_export import SERVED, SERVED_TYPES
 from .onnx_graphs import GraphReport
 from .sizes import Headline
+from .tables import dataset_of
 from .training_record import TrainingRecord
 
 
@@ -171,12 +172,24 @@ class CardSource:
         fit = self.checkpoint.depths.fit or {}
         return fit if "fingerprint" in fit else None
 
+    @property
+    def keeps_vectors(self) -> bool:
+        """Whether vectors from the original encoder remain valid: the fit left the full size as it was."""
+        fit, checkpoint = self.fit or {}, self.checkpoint
+        unchanged = fit.get("target") == "last layer" and fit.get("basis") == "last_layer"
+        return unchanged and checkpoint.fitted and bool(checkpoint.query_layers) and checkpoint.source is not None
+
     @cached_property
     def weights_sha256(self) -> str | None:
         """SHA-256 of the weights of an encoder that was made elastic, where that of its source is on record."""
         file = self.checkpoint.folder / "model.safetensors"
         compared = "source_sha256" in (self.checkpoint.depths.fit or {}) and not self.checkpoint.is_m3bert
         return sha256_of(file) if compared and file.is_file() else None
+
+    @property
+    def task_datasets(self) -> dict[str, str | None]:
+        """Task of the evaluation -> its data on the Hub, or your own."""
+        return {task: dataset_of(self.results, task) for task in self.results.tasks()} if self.results else {}
 
     @property
     def citations(self) -> list[str]:

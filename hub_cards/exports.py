@@ -50,22 +50,17 @@ def export_sizes(
     source: str,
     **options: Any,
 ) -> dict[str, str]:
-    """Write the sizes of [`choose_sizes`], each into a folder of its name, or one size without a name, in this format,
-    into `folder` itself. `options` are those of [`export_plain`]. Returns name -> what was written of the model
-    `source`, in sentences."""
+    """Write the sizes of [`choose_sizes`] in this format, each into a folder of its name, and the table as `"static"`;
+    or one size without a name into `folder` itself. `options` are those of [`export_plain`]. Returns name -> what was
+    written of the model `source`, in sentences."""
     written = {}
     for name, size in sizes.items():
-        part = format_of(size) if name and size is not None else format
-        what = export_plain(checkpoint, folder / name, part, size, **options)
-        written[name] = f"{what} of {source}{' as StaticEmbedding and StaticModel' if part == 'static' else ''}."
-        if part == "native" and state_only(checkpoint, (size or checkpoint.full).layer):
+        kind = "static" if name == TABLE else format
+        what = export_plain(checkpoint, folder / name, kind, size, **options)
+        written[name] = f"{what} of {source}{' as StaticEmbedding and StaticModel' if kind == 'static' else ''}."
+        if kind == "native" and state_only(checkpoint, (size or checkpoint.full).layer):
             written[name] += " Its exit reads the hidden state alone, and no static table: evaluate this folder."
     return written
-
-
-def format_of(size: Granularity) -> str:
-    """The format of a size of [`plain_sizes`]."""
-    return "native" if size.layer else "static"
 
 
 def plain_sizes(checkpoint: Checkpoint) -> dict[str, Granularity]:

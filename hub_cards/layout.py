@@ -24,7 +24,7 @@ from .card import render_card
 from .card_source import CardSource
 from .checkpoint import Checkpoint
 from .export_files import write_json
-from .exports import choose_sizes, export_plain, format_of
+from .exports import TABLE, choose_sizes, export_plain
 from .figures import draw_all
 from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, RESULTS, files_of, sizes_of
 from .metadata import Statements
@@ -141,7 +141,7 @@ def prepare(
         for name, size in sizes.items():
             branches[name] = folder.with_name(name)
             place = f'"{repo_id}", revision="{name}"'
-            _lay_out_export(source, branches[name], options, format_of(size), size, place)
+            _lay_out_export(source, branches[name], options, "static" if name == TABLE else "native", size, place)
     for written in (folder, *branches.values()):
         _refuse_tokens(written, token)
     left_out = sorted(sizes_of(source.folder).keys() - sizes_of(folder).keys())

@@ -51,11 +51,6 @@ def origin(card: CardSource) -> str:
     return link(base) + (", converted to m3BERT with equal hidden states at every layer" if converted else "")
 
 
-def versions(packages: Mapping[str, str]) -> str:
-    """Packages with their versions: `torch 2.11.0, transformers 5.6.0`."""
-    return ", ".join(f"{name} {version}" for name, version in packages.items())
-
-
 def opening(card: CardSource) -> str:
     """The first sentence of a card: what the model is."""
     checkpoint, config, full = card.checkpoint, card.checkpoint.config, card.checkpoint.full
