@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from m3bert.encode.coding import PackedIndex
-from m3bert.encode.search import exact_search, rerank
 from m3bert.evaluation import GridEncoder
+from m3bert.evaluation.search import exact_search, rerank
 from m3bert.index import ENGINES, Corpus, Index, Plan, index as module, read_manifest, rows as rows_module
 from m3bert.index.engine import find_engine
 from m3bert.index.plan import encoder_identity

@@ -15,7 +15,7 @@ from unicodedata import normalize
 import numpy as np
 
 from ..utils.extras import require_extra
-from .words import words
+from ..utils.words import words
 
 
 CANDIDATES = 1000  # documents per query that each search gives
