@@ -38,11 +38,11 @@ from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.data.packing import Frame
-from m3bert.encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
-from m3bert.encode.search import nearest
 from m3bert.evaluation import Retrieval
 from m3bert.evaluation.evaluators import Evaluator
+from m3bert.evaluation.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
 from m3bert.evaluation.metrics import ranking_scores
+from m3bert.evaluation.search import nearest
 from m3bert.exits.passes import RawStates
 from m3bert.exits.sums import FEATURES, TARGET, ExitMaps, ExitSums
 from m3bert.exits.token_features import TokenFeatures, token_embeddings

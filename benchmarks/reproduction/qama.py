@@ -33,9 +33,9 @@ from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.coding import vectors_in_precision
-from m3bert.encode.search import exact_search, rerank
 from m3bert.evaluation.evaluators import Retrieval
 from m3bert.evaluation.metrics import ranking_scores
+from m3bert.evaluation.search import exact_search, rerank
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
 

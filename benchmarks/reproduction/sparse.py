@@ -31,8 +31,8 @@ from benchmarks.reproduction.study import add_results, tests_there
 from m3bert import FitOptions, Grid, GridEncoder, fit
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.encode.hybrid import CANDIDATES, STOP_WORDS, Ranking, folded, fuse_scores
-from m3bert.encode.words import words
+from m3bert.evaluation.hybrid import CANDIDATES, STOP_WORDS, Ranking, folded, fuse_scores
+from m3bert.utils.words import words
 
 
 TIMED, ROUNDS, ABOUT = 20, 10, {"command": "python -m benchmarks.reproduction.sparse"}

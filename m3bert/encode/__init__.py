@@ -5,5 +5,5 @@ Text to embeddings of every granularity: what training, evaluation and indexes s
 - Hidden states of a batch: `states`, `packed_rows`, `projection`.
 - Batches of texts of similar length: `padded_batches`.
 - Embeddings of texts: `encoder`, `embeddings`, `embedding_store`. What they depend on: `identity`.
-- Search: `search`, `hybrid`, `words`. The machine: `device`, `ranks`.
+- The machine: `device`, `ranks`.
 """

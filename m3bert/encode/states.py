@@ -305,9 +305,7 @@ class Prepared:
         if given is not None:
             return given if row is None else given.expand(*row.real.shape, -1)[row.real].unsqueeze(0)
         if "input_ids" not in self.inputs:
-            raise ValueError(
-                "Layers that read the static table need input_ids, or static_states beside inputs_embeds."
-            )
+            raise ValueError("Layers that read the static table need input_ids, or static_states with inputs_embeds.")
         if row is None and DOCUMENTS not in self.inputs:
             return encoder.static_states(self.inputs["input_ids"], self.mask)
         row = row or Flattened.of(self.inputs, 0)

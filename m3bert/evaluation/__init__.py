@@ -14,8 +14,6 @@ from ..utils.lazy import face
 if TYPE_CHECKING:
     from ..encode.embeddings import GridEmbeddings as GridEmbeddings
     from ..encode.encoder import GridEncoder as GridEncoder
-    from ..encode.hybrid import bm25_search as bm25_search, fuse_ranks as fuse_ranks, fuse_scores as fuse_scores
-    from ..encode.search import exact_search as exact_search, rerank as rerank
     from .choice import Budget as Budget, Choice as Choice, SearchPlan as SearchPlan, choose as choose
     from .evaluate import (
         evaluate_grid as evaluate_grid,
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
         PairClassification as PairClassification,
         Retrieval as Retrieval,
     )
+    from .hybrid import bm25_search as bm25_search, fuse_ranks as fuse_ranks, fuse_scores as fuse_scores
     from .latency import measure_latency as measure_latency
     from .metrics import library_metrics as library_metrics, ranking_scores as ranking_scores
     from .own_data import collection_task as collection_task, labels_task as labels_task, pairs_task as pairs_task
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         MeasuredSearch as MeasuredSearch,
         Score as Score,
     )
+    from .search import exact_search as exact_search, rerank as rerank
     from .tasks import (
         GROUPS as GROUPS,
         TASKS as TASKS,
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
 EXPORTS = {
     "..encode.embeddings": "GridEmbeddings",
     "..encode.encoder": "GridEncoder",
-    "..encode.hybrid": "bm25_search fuse_ranks fuse_scores",
-    "..encode.search": "exact_search rerank",
     ".choice": "Budget Choice SearchPlan choose",
     ".evaluators": "STS BitextMining Classification Evaluator Geometry PairClassification Retrieval",
     ".evaluate": "evaluate_grid run_facts score_grid score_vectors",
     ".while_training": "GridEvaluator as_sentence_transformer",
+    ".hybrid": "bm25_search fuse_ranks fuse_scores",
     ".latency": "measure_latency",
     ".metrics": "library_metrics ranking_scores",
     ".own_data": "collection_task labels_task pairs_task",
     ".readers": "load_task",
     ".results": "GridResults Latency MeasuredSearch Score",
+    ".search": "exact_search rerank",
     ".tasks": "GROUPS TASKS HubData Task find_task find_tasks",
 }
 __getattr__, __dir__, __all__ = face(__name__, EXPORTS)

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from ..encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
-from ..encode.search import exact_search, nearest
 from ..encode.states import truncate
 from ..utils.columns import Role
 from ..utils.extras import require_extra
 from ..utils.hashing import fingerprint_of
+from .hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
 from .metrics import (
     Label,
     alignment,
@@ -35,6 +34,7 @@ from .metrics import (
     similarity_scores,
     uniformity,
 )
+from .search import exact_search, nearest
 
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from ..encode.coding import Coder, PackedIndex
 from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
 from ..encode.precisions import FLOAT
-from ..encode.search import SHORTLISTS, nearest, rerank
 from ..encode.states import truncate, unwrap_encoder
 from .results import Latency, rescorers_of, stored_as
+from .search import SHORTLISTS, nearest, rerank
 
 
 # Other work on the machine only adds time, often to more than half of the rounds, so a median measures that work too.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ..data.formats import number_of, rows_of, text_of
 from ..data.hub_data import load_hub
 from ..data.stdlib_docs import split_by_module, stdlib_pairs
-from ..encode.words import words
+from ..utils.words import words
 from .evaluators import STS, BitextMining, Classification, Evaluator, Geometry, PairClassification, Retrieval
 from .tasks import HubData, Task
 

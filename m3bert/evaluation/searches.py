@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from ..encode.encoder import GridEncoder
-from ..encode.hybrid import FUSIONS
-from ..encode.search import SHORTLISTS, products_share, rerank
 from ..encode.states import shared_layers, truncate, unwrap_encoder
 from .evaluators import Retrieval, Vectors
+from .hybrid import FUSIONS
 from .results import GridResults, MeasuredSearch, rescorers_of
+from .search import SHORTLISTS, products_share, rerank
 from .task_embeddings import TaskEmbeddings
 
 

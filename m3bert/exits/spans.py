@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from ..encode.words import word_spans
+from ..utils.words import word_spans
 
 
 QUERIES = 0.1  # share of the texts whose spans are queries

@@ -104,15 +104,20 @@ class Index:
             survey = surveyed(rows)
             if before and before["next_key"] and not overwrite:
                 if before["documents"] != survey.digest:
-                    raise ValueError(
-                        f"{folder} holds an index of other documents: add the new ones to it, or overwrite it."
-                    )
+                    raise ValueError(f"{folder} holds an index of other documents: add to it, or overwrite it.")
                 return cls(folder, before, encoder)
             layout = _layout(settings, plan, encoder, survey, None if overwrite else before, folder)
             source = model or unwrap_encoder(encoder.model).config.name_or_path
             reading = {name: getattr(rows.corpus, name) for name in CORPUS}
             manifest = {**settings, "model": source, "layout": layout.to_dict(), "corpus": reading, **UNFINISHED}
-            return cls._started(folder, manifest, before, encoder, overwrite)._built(rows, survey, verbose)
+            index = cls._started(folder, manifest, before, encoder, overwrite)
+            try:
+                index.engine.truncate(0)
+                index._add(rows, survey, verbose)
+            except BaseException:
+                index.close()
+                raise
+            return index
 
     @classmethod
     def _started(
@@ -130,15 +135,6 @@ class Index:
         if not before or not overwrite:
             _write(folder, manifest)
         return cls(folder, manifest, encoder)
-
-    def _built(self, rows: Rows, survey: Survey, verbose: bool) -> Index:
-        try:
-            self.engine.truncate(0)
-            self._add(rows, survey, verbose)
-        except BaseException:
-            self.close()
-            raise
-        return self
 
     @classmethod
     def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:

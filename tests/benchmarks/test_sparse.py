@@ -9,8 +9,8 @@ from transformers import BertConfig, BertForMaskedLM, set_seed
 
 from benchmarks.reproduction import sparse, study, tables
 from benchmarks.static_query import elastic
-from m3bert.encode.hybrid import bm25_search
 from m3bert.evaluation import GridEncoder
+from m3bert.evaluation.hybrid import bm25_search
 from m3bert.trainers import Grid
 from tests.conftest import save
 from tests.evaluation_data import write_data

@@ -6,7 +6,7 @@ import torch
 
 from m3bert.encode.coding import Coder, PackedIndex, require_quantizer, vectors_in_precision
 from m3bert.encode.precisions import PRECISIONS, bytes_per_vector
-from m3bert.encode.search import exact_search
+from m3bert.evaluation.search import exact_search
 from m3bert.modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
 from tests.conftest import assert_close, refused

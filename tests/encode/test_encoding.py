@@ -10,7 +10,6 @@ from datasets import Dataset
 
 from m3bert.encode import encoder as encoding
 from m3bert.evaluation import GridEncoder
-from m3bert.hub_cards.onnx_export import export_onnx
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid, Projection
 from tests.conftest import assert_close, refused, save
@@ -252,13 +251,3 @@ def test_a_projection_follows_the_exits(tmp_path, tiny_tokenizer, sentences):
     assert GridEncoder.from_pretrained(tmp_path / "model").grid == Grid.parse("0,2,4,6x12")
     with pytest.raises(ValueError, match=r"The model projects layer 0, 2, 4, 6 to 12 dims; outside of it: 3x12\."):
         GridEncoder.from_pretrained(tmp_path / "model", grid="3x12")
-
-
-@pytest.mark.parametrize("size", ["0x8", "4x8"])
-def test_a_size_is_exported_to_onnx(size, tmp_path, tiny_tokenizer):
-    """The export compares the graph with torch."""
-    pytest.importorskip("onnxscript", reason="needs the extra onnx")
-    save_elastic(tmp_path / "model", tiny_tokenizer, normalize=True)
-    encoder = GridEncoder.from_pretrained(tmp_path / "model", grid=size)
-    file = export_onnx(encoder, Granularity.parse(size), tmp_path / "model.onnx")
-    assert (file.stat().st_size < 40_000) == (size == "0x8"), "a table has no layers"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from m3bert import evaluation
-from m3bert.encode.hybrid import Ranking
 from m3bert.evaluation.evaluators import Retrieval
+from m3bert.evaluation.hybrid import Ranking
 from tests.conftest import assert_close
 
 

@@ -2,20 +2,18 @@
 
 import json
 import re
-from importlib.util import find_spec
 
 import pytest
 
 from benchmarks import index_engines
 from m3bert.encode.precisions import PRECISIONS
-from m3bert.index.engine import ENGINES, find_engine
-from tests.index.test_engines import MODULES
+from m3bert.index.engine import find_engine
+from tests.index.test_engines import INSTALLED
 from tests.snippets import ROOT, read
 
 
 PAGE = "docs/deploy.md"
 TITLES = {"faiss": "faiss", "Qdrant": "qdrant", "LanceDB": "lancedb"}
-INSTALLED = [name for name in ENGINES if find_spec(MODULES[name]) is not None]
 
 
 def rows(header: str) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from m3bert.index.engine import ENGINES, find_engine
 from tests.index.collection import Collection, add, check_exact, make_layout, opened
 
 
-MODULES = {"faiss": "faiss", "qdrant": "qdrant_client", "lancedb": "lancedb"}
+INSTALLED = [name for name in ENGINES if find_spec(find_engine(name).module) is not None]
 LAYOUTS = (
     "64@float32", "24@float32", "64@float16", "64@int8", "48@int4", "64@binary", "20@binary", "64@qama-2",
     "32@qama-0.5", "16@float32>40>64@float32", "64@binary>40>64@float32", "64@binary>40>64@int8", "32@qama-2>40",
@@ -20,9 +20,7 @@ ROWS = 300
 
 def supported() -> list[tuple[str, str]]:
     actual = []
-    for name in ENGINES:
-        if find_spec(MODULES[name]) is None:
-            continue
+    for name in INSTALLED:
         engine = find_engine(name)
         for text in LAYOUTS:
             codes = [part.split("@")[1] for part in text.split(">") if "@" in part]
@@ -32,7 +30,6 @@ def supported() -> list[tuple[str, str]]:
 
 
 CASES = supported()
-INSTALLED = list(dict.fromkeys(name for name, _ in CASES))
 TWO_EACH = [case for case in CASES if case[1] in ("64@binary", "16@float32>40>64@float32")]
 
 
@@ -151,6 +148,6 @@ def test_ids_texts_and_metadata_are_kept(tmp_path, collection, name, text):
     ],
 )
 def test_what_an_engine_does_not_have_is_refused(collection, name, text, options, reason):
-    pytest.importorskip(MODULES[name])
+    pytest.importorskip(find_engine(name).module)
     with pytest.raises(ValueError, match=reason):
         find_engine(name).require(make_layout(collection, text, **options))

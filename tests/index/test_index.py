@@ -4,24 +4,22 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from m3bert.encode.coding import PackedIndex
-from m3bert.encode.search import exact_search, rerank
 from m3bert.evaluation import GridEncoder
-from m3bert.index import ENGINES, Corpus, Index, Plan, index as module, read_manifest, rows as rows_module
+from m3bert.evaluation.search import exact_search, rerank
+from m3bert.index import Corpus, Index, Plan, index as module, read_manifest, rows as rows_module
 from m3bert.index.engine import find_engine
 from m3bert.index.plan import encoder_identity
 from m3bert.trainers import Granularity, Grid
 from tests.conftest import refused
-from tests.index.test_engines import MODULES
+from tests.index.test_engines import INSTALLED
 
 
-INSTALLED = [name for name in ENGINES if find_spec(MODULES[name]) is not None]
 QUERIES = ["read the file", "join two paths", "a number"]
 
 
@@ -280,7 +278,7 @@ def test_a_build_is_run_again(tmp_path, encoder, corpus, sentences, engine, monk
     for store, part, rows, reason in (
         (engine, replace(plan, query_layer=4), corpus, "an index with another plan: "),
         (other, plan, corpus, "an index with another engine: "),
-        (engine, plan, fewer, "an index of other documents: add the new ones to it, or overwrite it"),
+        (engine, plan, fewer, "an index of other documents: add to it, or overwrite it"),
         (engine, plan, Corpus([write(tmp_path / "edited.jsonl", edited)]), "an index of other documents: "),
     ):
         refused(f"index holds {reason}", Index.build, folder, store, part, encoder, rows)

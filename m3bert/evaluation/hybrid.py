@@ -15,7 +15,7 @@ from unicodedata import normalize
 import numpy as np
 
 from ..utils.extras import require_extra
-from .words import words
+from ..utils.words import words
 
 
 CANDIDATES = 1000  # documents per query that each search gives
@@ -100,14 +100,7 @@ def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WE
     Returns:
         `np.ndarray` of shape `(queries, k)`: rows of documents, best first; -1 where fewer than `k` were found.
     """
-
-    def standardised(scores: np.ndarray) -> np.ndarray:
-        return (scores - scores.mean()) / (scores.std() or 1.0)
-
-    def fused(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        return standardised(one) + weight * standardised(other)
-
-    return _fused(first, second, (first.scores, second.scores), fused, k)
+    return _fused(first, second, (first.scores, second.scores), lambda one, other: _z(one) + weight * _z(other), k)
 
 
 def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_CONSTANT) -> np.ndarray:
@@ -120,6 +113,10 @@ def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_C
         for side in (first, second)
     ]
     return _fused(first, second, shares, np.add, k)
+
+
+def _z(scores: np.ndarray) -> np.ndarray:
+    return (scores - scores.mean()) / (scores.std() or 1.0)
 
 
 FUSIONS = {"scores": fuse_scores, "ranks": fuse_ranks}

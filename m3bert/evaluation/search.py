@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .embeddings import ROWS_AT_ONCE
+from ..encode.embeddings import ROWS_AT_ONCE
 
 
 SHORTLISTS = (10, 20, 50, 100, 200)  # lengths of shortlists that are measured

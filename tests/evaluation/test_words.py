@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from m3bert.encode.hybrid import folded
-from m3bert.encode.words import word_spans, words
 from m3bert.evaluation import bm25_search
+from m3bert.evaluation.hybrid import folded
 from m3bert.exits.spans import span_of
+from m3bert.utils.words import word_spans, words
 
 
 # Texts, and their words with a bar between them.

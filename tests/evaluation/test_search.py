@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from m3bert.encode import search
-from m3bert.encode.search import products_share
-from m3bert.evaluation import exact_search, ranking_scores, rerank
+from m3bert.evaluation import exact_search, ranking_scores, rerank, search
+from m3bert.evaluation.search import products_share
 
 
 def naive_ranking(ranked, relevant, cutoffs):
