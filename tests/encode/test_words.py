@@ -6,7 +6,7 @@ import pytest
 from m3bert.encode.hybrid import folded
 from m3bert.encode.words import word_spans, words
 from m3bert.evaluation import bm25_search
-from m3bert.exits.spans import span_of
+from m3bert.exits.queries import span_of
 
 
 # Texts, and their words with a bar between them.
