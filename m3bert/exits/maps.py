@@ -42,15 +42,16 @@ class CommonSpace:
             projection ([`Projection`], *optional*): A projection of the last layer that stays where it is. The common
                 space is then in front of it, and the target's space behind it.
         """
-        axes = torch.eye(len(sums.target_axes)).to(sums.target_axes)
+        principal, _ = sums.target_spread
+        axes = torch.eye(len(principal)).to(principal)
         if projection is not None:
             behind = projection.weight.detach().T.to(axes)
             offset = None if projection.bias is None else projection.bias.detach().to(axes)
             return cls(torch.linalg.pinv(behind), behind, offset, width)
         # A model has as many principal axes of a target as its hidden size.
         if len(axes) > width:
-            axes = sums.target_axes[:width]
-        rotation = sums.target_axes[:width] if basis == "principal" else axes
+            axes = principal[:width]
+        rotation = principal[:width] if basis == "principal" else axes
         to_space = torch.nn.functional.pad(rotation.T, (0, width - len(rotation)))
         return cls(to_space, to_space.T @ axes.T, None, len(rotation))
 

@@ -50,7 +50,7 @@ class OpenPath:
 
 class Gap:
     """
-    The first open gap of a path, and the refit of the layer before it: `add` batches, then `solve`.
+    The first open gap of a path, and the refit of the layer before it, which reads batches.
 
     Args:
         reader ([`LayerReader`]): The encoder.
@@ -77,10 +77,6 @@ class Gap:
         rows = self.reader.read(self.layers, modules, [len(modules)], batch).rows[len(modules)]
         target = source.rows[self.target].z[batch.real].float()
         self.refit.add(rows.of(batch.real), {self.target: target}, held_out=batch.held_out)
-
-    def solve(self) -> Refitted:
-        """The refit of the layer before the gap."""
-        return self.refit.best()
 
 
 @torch.no_grad()
@@ -115,7 +111,7 @@ def fit_paths(
             for gap in long:
                 gap.refit.shorten()
         _add(reader, texts, gaps.values(), description)
-        solved = {key: gap.solve() for key, gap in gaps.items()}
+        solved = {key: gap.refit.best() for key, gap in gaps.items()}
         for path in waiting:
             path.close(solved[path.key], reader.name)
     return [RefittedPath(PathFit(path.layers, path.borrowed, path.explained), path.tensors) for path in started]

@@ -113,23 +113,15 @@ class ExitSums:
 
     def matched(self, fitted: Regression, penalty: float) -> torch.Tensor:
         """The ridge regression, with the variances of its predictions matched to those of the targets."""
-        return fitted.match_variances(fitted.ridge(penalty), self.target_axes, self.target_variances)
+        return fitted.match_variances(fitted.ridge(penalty), *self.target_spread)
 
     @cached_property
-    def target_covariance(self) -> torch.Tensor:
-        """Covariance of the targets over all texts."""
+    def target_spread(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Principal axes of the targets of all texts, as rows, and the variance of the targets along each."""
         one, other = (fold.regression([TARGET], TARGET) for fold in self.folds)
-        return (one + other + Regression.of(self.rows[TARGET], self.rows[TARGET])).covariance()
-
-    @cached_property
-    def target_axes(self) -> torch.Tensor:
-        """Principal axes of the targets, as rows."""
-        return principal_axes(self.target_covariance)
-
-    @cached_property
-    def target_variances(self) -> torch.Tensor:
-        """Variance of the targets along each of their principal axes."""
-        return ((self.target_axes @ self.target_covariance) * self.target_axes).sum(dim=1)
+        covariance = (one + other + Regression.of(self.rows[TARGET], self.rows[TARGET])).covariance()
+        axes = principal_axes(covariance)
+        return axes, ((axes @ covariance) * axes).sum(dim=1)
 
 
 def _quality(predicted: torch.Tensor, targets: torch.Tensor) -> tuple[float, float, float]:
