@@ -43,8 +43,9 @@ from m3bert.evaluation.evaluators import Evaluator
 from m3bert.evaluation.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
 from m3bert.evaluation.metrics import ranking_scores
 from m3bert.evaluation.search import nearest
-from m3bert.exits.passes import RawStates
-from m3bert.exits.sums import FEATURES, TARGET, ExitMaps, ExitSums
+from m3bert.exits.maps import CommonSpace, ExitMaps
+from m3bert.exits.raw_states import RawStates
+from m3bert.exits.sums import FEATURES, TARGET, ExitSums
 from m3bert.exits.token_features import TokenFeatures, token_embeddings
 from m3bert.utils.numerics import quantize_rows
 
@@ -210,7 +211,7 @@ class WordTables:
         counts = Counter(word for text in self.read for word in text if len(word) > 1)
         self.frequent = [word for word, _ in counts.most_common(most)]
         raw = RawStates(self.model.eval(), self.tokenizer, "mean", batch_size=64)
-        tokens = token_embeddings(self.model, self.tokenizer, raw.pooled, ignored=self.ignored)
+        tokens = token_embeddings(raw, ignored=self.ignored)
         self.vectors = [tokens, self.model.get_input_embeddings().weight.detach()]
         if self.frequent:
             frame, inputs = Frame.of(self.tokenizer), self.vectors[1]
@@ -240,7 +241,7 @@ class WordTables:
         for start in range(0, len(self.texts), 1024):
             part = slice(start, start + 1024)
             sums.add(self.texts[part], {TARGET: self.targets[part].double(), FEATURES: features.means(ids[part])})
-        fit = ExitMaps(sums, "last_layer", self.model.config).table
+        fit = ExitMaps.of(sums, CommonSpace.of(sums, "last_layer", self.model.config.hidden_size)).table
         assert fit is not None
         print(f"{count} words:", fit.report, flush=True)
         return features.table(fit.affine), fit.affine

@@ -45,7 +45,7 @@ from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.padded_batches import PassCost, tokenized_chunks
 from m3bert.evaluation import GridEncoder, Retrieval
 from m3bert.evaluation.evaluators import Evaluator
-from m3bert.exits.passes import RawStates
+from m3bert.exits.raw_states import RawStates
 from m3bert.modeling import M3BertModel
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.trainers import (

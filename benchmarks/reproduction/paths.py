@@ -52,9 +52,10 @@ from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder
 from m3bert.exits.centred import Centring
 from m3bert.exits.layer_lists import candidates_of, neighbours_of
-from m3bert.exits.passes import RawStates, TextPasses
+from m3bert.exits.passes import TextPasses
 from m3bert.exits.paths import fit_paths
 from m3bert.exits.queries import Queries
+from m3bert.exits.raw_states import RawStates
 from m3bert.exits.solve import AfterLast
 from m3bert.exits.tokenized_texts import TokenizedText, TokenizedTexts
 from m3bert.hub_cards.checkpoint import Checkpoint

@@ -10,10 +10,9 @@ import torch
 from ..encode.ranks import sum_over_ranks
 from ..models.anatomy import anatomy_of
 from .layer_rows import LayerReader
-from .passes import RawStates
 from .queries import Measured, Queries
-from .record import RefittedPath
-from .refit import Tensors
+from .raw_states import RawStates
+from .record import Paths, RefittedPath, installed
 
 
 CLEARLY = 0.9  # share of the divergence that is left at most; an error that all texts share leaves about half
@@ -54,19 +53,17 @@ class Centring:
         return cls(raw, queries, after, reader, _mean(raw.pooled(queries.ids, [last])[last]))
 
     @torch.no_grad()
-    def measured(
-        self, paths: Mapping[int, tuple[list[int], Tensors]]
-    ) -> dict[int, tuple[Measured, torch.Tensor | None]]:
-        """Depth -> the measures of its path, given by its layers and refitted matrices; and the shift, if it helps."""
+    def measured(self, paths: Paths) -> dict[int, Measured]:
+        """Depth -> the measures of its path, with the shift if it helps."""
         self.raw.encoder.set_depths(paths=paths)
-        results: dict[int, tuple[Measured, torch.Tensor | None]] = {}
+        results = {}
         for depth, states in self.raw.pooled(self.queries.ids, [*paths]).items():
-            results[depth] = self.queries.measured(self.after(states)), None
+            results[depth] = self.queries.measured(self.after(states))
             if self.mean is not None:
                 shift = (self.mean - _mean(states)).to(states)
                 moved = self.queries.measured(self.after(states + shift))
-                if moved.divergence < CLEARLY * results[depth][0].divergence:
-                    results[depth] = moved, shift
+                if moved.divergence < CLEARLY * results[depth].divergence:
+                    results[depth] = moved._replace(shift=shift)
         return results
 
     def centred(self, paths: Mapping[int, RefittedPath]) -> dict[int, RefittedPath]:
@@ -74,8 +71,7 @@ class Centring:
         results = dict(paths)
         if self.reader is None:
             return results
-        measured = self.measured({depth: (path.fit.layers, path.tensors) for depth, path in paths.items()})
-        for depth, (_, shift) in measured.items():
+        for depth, (_, _, shift) in self.measured(installed(paths)).items():
             if shift is not None:
                 bias = self.reader.layers[-1].get_submodule(f"{self.reader.ends.norm}").get_parameter("bias")
                 name = f"{self.reader.name}.{depth - 1}.{self.reader.ends.norm}.bias"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..modeling.modeling_elastic import make_elastic
 from .encode import encode
 from .install import install, without_depths
-from .late_fit import fit_late
+from .late import fit_late
 from .plan import FitOptions, FitPlan, Sources
 from .record import ExitFit
 from .solve import solve

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,10 @@ from ..modeling.configuration_elastic import Elasticity
 from ..models.anatomy import store_anatomy
 from .encode import Encoded
 from .plan import FitPlan
-from .record import ExitFit
+from .record import ChosenLayers, ExitFit, RefittedPath, installed
 from .ridge import weight_and_bias
 from .solve import AfterLast, Solution
+from .tokenized_texts import TokenizedTexts
 
 
 @contextmanager
@@ -44,16 +45,38 @@ def without_depths(encoder: Any) -> Iterator[None]:
 def install(plan: FitPlan, encoded: Encoded, solution: Solution) -> ExitFit:
     """Put the depths into the encoder, measure them, and write the record of the fit into its config."""
     set_depths(plan, encoded, solution)
-    fit = record_of(plan, encoded, solution, retrieval_of(plan, encoded, solution))
-    store_record(plan, encoded.passes.raw.encoder, fit)
-    return fit
+    retrieval, of_exits = retrieval_of(plan, encoded, solution), record_of_exits(plan, encoded, solution)
+    texts, encoder = encoded.passes.texts, encoded.passes.raw.encoder
+    return store_record(plan, encoder, texts, solution.paths, solution.choices, retrieval, **of_exits)
 
 
-def store_record(plan: FitPlan, encoder: Any, fit: ExitFit) -> None:
-    """Write the record of a fit into the config of its encoder, and what follows from it."""
+def store_record(
+    plan: FitPlan,
+    encoder: Any,
+    texts: TokenizedTexts,
+    paths: Mapping[int, RefittedPath],
+    choices: Mapping[int, ChosenLayers],
+    retrieval: Mapping[int, float],
+    **of_exits: Any,
+) -> ExitFit:
+    """Write the record of a fit into the config of its encoder, and what follows from it. `of_exits` are the fields of
+    [`ExitFit`] that paths alone do not have."""
+    fit = ExitFit(
+        basis=plan.options.basis,
+        texts=len(texts),
+        sources=texts.counts,
+        fingerprint=texts.fingerprint,
+        max_length=plan.max_length,
+        prompts=plan.prompts,
+        paths={depth: path.fit for depth, path in paths.items()},
+        candidates={depth: choice.compared for depth, choice in choices.items()},
+        retrieval=retrieval,
+        **of_exits,
+    )
     replace(Elasticity.of(encoder.config), fit=fit.record()).declare(encoder.config)
     declare(plan, encoder, fit)
     store_anatomy(encoder)
+    return fit
 
 
 def set_depths(plan: FitPlan, encoded: Encoded, solution: Solution) -> None:
@@ -68,7 +91,7 @@ def set_depths(plan: FitPlan, encoded: Encoded, solution: Solution) -> None:
     encoded.passes.raw.encoder.set_depths(
         exits={depth: weight_and_bias(affine) for depth, affine in exits.items()},
         joints={depth: weight_and_bias(affine) for depth, affine in joints.items()},
-        paths={depth: (path.fit.layers, path.tensors) for depth, path in solution.paths.items()},
+        paths=installed(solution.paths),
         table=None if tokens is None or maps.table is None else tokens.table(maps.table.affine),
         ignored_ids=() if tokens is None else tokens.ignored,
     )
@@ -88,31 +111,23 @@ def retrieval_of(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[in
     return dict(sorted(retrieval.items()))
 
 
-def record_of(plan: FitPlan, encoded: Encoded, solution: Solution, retrieval: dict[int, float]) -> ExitFit:
-    """The record of a fit."""
-    options, maps, passes = plan.options, solution.maps, encoded.passes
-    fits = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
+def record_of_exits(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[str, Any]:
+    """The fields of [`ExitFit`] of exits and the table."""
+    options, maps, space, tokens = plan.options, solution.maps, solution.maps.space, encoded.passes.tokens
+    fits = {**({} if maps.table is None else {0: maps.table}), **maps.state_only, **maps.joints}
     to_target = None
-    if options.teacher is not None and (options.basis != "last_layer" or options.teacher.width > maps.width):
-        to_target = maps.to_space[:, : maps.dim].T.float().cpu()
-    return ExitFit(
-        layers={layer: fits[layer].report for layer in sorted(fits)},
-        state_only={layer: maps.state_only[layer].report for layer in maps.joints},
-        pooling=plan.pooling,
-        basis=options.basis,
-        target="last layer" if options.teacher is None else options.teacher_name,
-        dim=maps.dim,
-        texts=len(passes.texts),
-        sources=passes.texts.counts,
-        fingerprint=passes.texts.fingerprint,
-        max_length=plan.max_length,
-        prompts=plan.prompts,
-        features=0 if passes.tokens is None else passes.tokens.width,
-        paths={depth: path.fit for depth, path in solution.paths.items()},
-        candidates={depth: choice.compared for depth, choice in solution.choices.items()},
-        retrieval=retrieval,
-        to_target=to_target,
-    )
+    if options.teacher is not None:
+        if options.basis != "last_layer" or options.teacher.width > plan.config.hidden_size:
+            to_target = space.to_space[:, : space.dim].T.float().cpu()
+    return {
+        "layers": {layer: fits[layer].report for layer in sorted(fits)},
+        "state_only": {layer: maps.state_only[layer].report for layer in maps.joints},
+        "pooling": plan.pooling,
+        "target": "last layer" if options.teacher is None else options.teacher_name,
+        "dim": space.dim,
+        "features": 0 if tokens is None else tokens.width,
+        "to_target": to_target,
+    }
 
 
 def declare(plan: FitPlan, encoder: Any, fit: ExitFit) -> None:

@@ -16,12 +16,13 @@ from transformers import BatchEncoding
 from ..encode.device import autocast
 from ..encode.ranks import rank
 from ..modeling.parts_elastic import layer_list, view
-from ..models.anatomy import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
-from .passes import RawStates
+from ..models.anatomy import Resumed, Tapped, anatomy_of, run_native
+from ..models.feed_forward import FeedForward, feed_forward_of
+from .raw_states import RawStates
+from .sums import HELD_OUT
 from .tokenized_texts import TokenizedText
 
 
-HELD_OUT = 0.1  # share of the texts that choose the penalty
 Groups = Sequence[Sequence[TokenizedText]]
 
 

@@ -1,110 +1,28 @@
-"""The passes of a fit of exits: over the vocabulary, over all texts, and over spans of some."""
+"""The passes of a fit of exits over its texts, and over spans of some."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from tqdm.auto import tqdm
-from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..data.teacher import TeacherEmbeddings
-from ..encode.device import autocast
-from ..encode.padded_batches import TOKENS_PER_TEXT, PassCost, in_row_order, padded_chunks
 from ..encode.projection import Projection
 from ..encode.ranks import rank
-from ..encode.states import Pooling, StateKey, nested_states, truncate
-from .kept import KeptParts
+from ..encode.states import truncate
+from .queries import is_query, span_of
+from .raw_states import RawStates
 from .ridge import Name
-from .spans import is_query, span_of
 from .sums import FEATURES, TARGET, ExitSums
-from .token_features import TokenFeatures, token_embeddings
+from .token_features import TokenFeatures
 from .tokenized_texts import TokenizedText, TokenizedTexts
 
 
-logger = logging.getLogger(__name__)
 PATH_TEXTS = 5000  # the passages of the comparison of paths, and the texts that spans are taken from
 REFIT_TEXTS = 3000  # for the refits of paths: about 200,000 tokens
-LONGEST_PROMPTS = 8  # tokens of all prompts that are left out of static vectors
 States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
-Key = TypeVar("Key", int, StateKey)
-
-
-@dataclass(frozen=True)
-class RawStates:
-    """The hidden states of an encoder before any exit. The options are those of [`fit_exits`]."""
-
-    encoder: Any
-    tokenizer: PreTrainedTokenizerBase
-    pooling: Pooling
-    batch_size: int
-    compute_dtype: torch.dtype | None = None
-
-    def batches(self, ids: list[list[int]]) -> Iterator[tuple[list[int], BatchEncoding]]:
-        """Indices and inputs of texts, which are given by their token ids, in batches of similar length."""
-        device = self.encoder.device
-        cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
-        for chunk, inputs in padded_chunks(self.tokenizer, ids, cost):
-            yield chunk, inputs.to(device)
-
-    def pooled(self, ids: list[list[int]], layers: Sequence[Key], *, exits: bool = False) -> dict[Key, torch.Tensor]:
-        """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids: before the
-        exits, or after them."""
-        if not ids:  # a rank without queries
-            like = torch.promote_types(self.encoder.dtype, torch.float32)
-            empty = torch.zeros(0, self.encoder.config.hidden_size, dtype=like, device=self.encoder.device)
-            return dict.fromkeys(layers, empty)
-        chunks: list[list[int]] = []
-        vectors: dict[Key, list[torch.Tensor]] = {layer: [] for layer in layers}
-        for chunk, inputs in self.batches(ids):
-            with autocast(self.encoder.device, self.compute_dtype):
-                states = nested_states(self.encoder, inputs, layers, exits=exits)
-            chunks.append(chunk)
-            for layer in layers:
-                vectors[layer].append(states.pooled(layer, self.pooling))
-        return {layer: in_row_order(parts, chunks) for layer, parts in vectors.items()}
-
-
-def token_features(
-    raw: RawStates,
-    texts: TokenizedTexts,
-    prompts: Sequence[str],
-    cache_dir: str | Path | None,
-    identity: Mapping[str, Any],
-    *,
-    progress: bool,
-) -> TokenFeatures:
-    """
-    The features of all tokens: embeddings at the last layer and in the embedding table, by frequency. Special tokens
-    are ignored. Short prompts are ignored, too; tokens are embedded after the first one. `cache_dir` keeps the
-    embeddings at the last layer for the next fit; `identity` is what they depend on beside the prompts.
-    """
-    encoder, tokenizer = raw.encoder, raw.tokenizer
-    prompted = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
-    if sum(map(len, prompted)) > LONGEST_PROMPTS:
-        prompted = []
-    ignored = sorted({*tokenizer.all_special_ids, *chain(*prompted)})
-    prompt = prompted[0] if prompted else []
-    parts = KeptParts(cache_dir, {**identity, "prompt": prompt, "ignored": ignored}, torch.device("cpu"))
-    deep = parts(
-        "vocabulary",
-        lambda: token_embeddings(encoder, tokenizer, raw.pooled, prompt=prompt, ignored=ignored, progress=progress),
-        of_all_ranks=True,
-    )
-    shares = texts.shares(encoder.config.vocab_size, ignored)
-    embedded = encoder.get_input_embeddings().weight.detach().float().cpu()
-    features = TokenFeatures([deep, embedded], shares, ignored)
-    if len(texts) < features.width:
-        logger.warning(
-            f"{len(texts):,} texts are fewer than the {features.width:,} features of a token that the static "
-            "table is fitted from: it relies on its penalty, and more texts make it better."
-        )
-    return features
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,22 @@ A path ends in the source's last layers, so its output is in the source's space 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import torch
 from torch import nn
 
-from ..modeling.parts_elastic import layer_list, replaced
+from ..modeling.parts_elastic import replaced
 from ..models.anatomy import Resumed, anatomy_of
-from .layer_lists import candidates_of, gaps_of, neighbours_of
+from .layer_lists import gaps_of
 from .layer_rows import Batch, Groups, LayerReader, Reading
-from .passes import RawStates
+from .raw_states import RawStates
 from .record import PathFit, RefittedPath
 from .refit import Refit, Refitted, Tensors
 
 
-SHORTLIST_SHARE, QUICK_SHARE = 8, 4  # one text of so many
+SHORTLIST_SHARE = 8  # one text of so many
 
 
 @dataclass
@@ -51,7 +50,7 @@ class OpenPath:
 
 class Gap:
     """
-    The first open gap of a path, and the refit of the layer before it: `add` batches, then `solve`.
+    The first open gap of a path, and the refit of the layer before it, which reads batches.
 
     Args:
         reader ([`LayerReader`]): The encoder.
@@ -78,10 +77,6 @@ class Gap:
         rows = self.reader.read(self.layers, modules, [len(modules)], batch).rows[len(modules)]
         target = source.rows[self.target].z[batch.real].float()
         self.refit.add(rows.of(batch.real), {self.target: target}, held_out=batch.held_out)
-
-    def solve(self) -> Refitted:
-        """The refit of the layer before the gap."""
-        return self.refit.best()
 
 
 @torch.no_grad()
@@ -116,7 +111,7 @@ def fit_paths(
             for gap in long:
                 gap.refit.shorten()
         _add(reader, texts, gaps.values(), description)
-        solved = {key: gap.solve() for key, gap in gaps.items()}
+        solved = {key: gap.refit.best() for key, gap in gaps.items()}
         for path in waiting:
             path.close(solved[path.key], reader.name)
     return [RefittedPath(PathFit(path.layers, path.borrowed, path.explained), path.tensors) for path in started]
@@ -131,53 +126,3 @@ def _add(reader: LayerReader, texts: Groups, gaps: Collection[Gap], description:
             gap.add(batch, source)
     for gap in gaps:
         gap.refit.sum_over_ranks()
-
-
-@dataclass(frozen=True)
-class QuickRefits:
-    """
-    Refits of the output matrix of each layer alone, from its input in the source, for all lists of a choice at once.
-
-    Args:
-        name (`str`): Name of the list of layers.
-        tensors (`Mapping[tuple[int, int], dict[str, torch.Tensor]]`): Layer, and the next one -> the refit of the
-            layer, by names in the layer. It is empty where layers cannot be refitted.
-    """
-
-    name: str
-    tensors: Mapping[tuple[int, int], Tensors]
-
-    @classmethod
-    @torch.no_grad()
-    def fit(cls, raw: RawStates, texts: Groups, depths: Iterable[int], description: str | None) -> QuickRefits:
-        """Fit those that a choice of these depths may need to a part of the texts; arguments as in [`fit_paths`]."""
-        reader, last = LayerReader.of(raw), raw.encoder.config.num_hidden_layers
-        if reader is None:
-            return cls(layer_list(raw.encoder, last)[0], {})
-        first = [layers for depth in depths for layers in candidates_of(depth, last)]
-        lists = {*first, *chain(*map(neighbours_of, first))}
-        pairs = sorted({layers[place : place + 2] for layers in lists for place in gaps_of(layers)})
-        numbers = sorted({number for number, _ in pairs})
-        refits = {}
-        for number in numbers:
-            # Rows are divided by the deviation of the first target: the layer itself.
-            ends = [number, *(behind - 1 for before, behind in pairs if before == number)]
-            targets = {target: reader.layers[target - 1] for target in ends}
-            refits[number] = Refit(reader.ends, reader.layers[number - 1], targets)
-        for batch in reader.batches([group[::QUICK_SHARE] for group in texts], description):
-            places = range(1, last)
-            reading = reader.read(places, reader.layers, places, batch)
-            outputs = {number: rows.z[batch.real].float() for number, rows in reading.rows.items()}
-            for number, refit in refits.items():
-                refit.add(reading.rows[number].of(batch.real), outputs, held_out=False)
-        for refit in refits.values():
-            refit.sum_over_ranks()
-        return cls(reader.name, {(before, behind): refits[before].quick(behind - 1) for before, behind in pairs})
-
-    def of(self, layers: Sequence[int]) -> Tensors:
-        """The refits before the gaps of a list of layers, by their names in the native model of the list."""
-        return {
-            f"{self.name}.{place}.{key}": tensor
-            for place in gaps_of(layers)
-            for key, tensor in self.tensors.get((layers[place], layers[place + 1]), {}).items()
-        }

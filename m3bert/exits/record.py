@@ -71,7 +71,15 @@ class RefittedPath:
     tensors: dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
+Paths = Mapping[int, tuple[list[int], dict[str, torch.Tensor]]]  # depth -> its layers and refitted matrices
+
+
+def installed(paths: Mapping[int, RefittedPath]) -> Paths:
+    """Paths as an elastic encoder takes them (`set_depths`)."""
+    return {depth: (path.fit.layers, path.tensors) for depth, path in paths.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExitFit:
     """
     Record of the fit of a model's depths, which is saved in its config under `elastic`.
@@ -102,18 +110,18 @@ class ExitFit:
             model, or the principal basis: `vectors @ to_target` are in the teacher's space. It is not in the config.
     """
 
-    layers: Mapping[int, LayerFit]
-    state_only: Mapping[int, LayerFit]
-    pooling: str | None
+    layers: Mapping[int, LayerFit] = field(default_factory=dict)
+    state_only: Mapping[int, LayerFit] = field(default_factory=dict)
+    pooling: str | None = None
     basis: str
-    target: str
+    target: str = "last layer"
     dim: int
     texts: int
     sources: Mapping[str, int]
     fingerprint: str
     max_length: int
     prompts: Sequence[str]
-    features: int
+    features: int = 0
     paths: Mapping[int, PathFit]
     candidates: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     retrieval: Mapping[int, float] = field(default_factory=dict)

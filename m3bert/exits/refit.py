@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..encode.ranks import sum_over_ranks
-from ..models.anatomy import FeedForward, Inner
+from ..models.feed_forward import FeedForward, Inner
 from .layer_rows import Rows
 
 
@@ -42,7 +42,7 @@ class Refitted(NamedTuple):
     borrowed: int
 
 
-def solve(gram: torch.Tensor, cross: torch.Tensor, penalty: float) -> tuple[torch.Tensor, torch.Tensor]:
+def ridge_through_origin(gram: torch.Tensor, cross: torch.Tensor, penalty: float) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The ridge regression B through the origin that minimises `|t - x B|^2 + penalty sum_j |x_j|^2 |B_j|^2`.
 
@@ -76,7 +76,7 @@ def shortlist(gram: torch.Tensor, cross: torch.Tensor, energies: torch.Tensor, c
         count (`int`): Number of other inputs.
     """
     first = gram.shape[1]
-    weights, _ = solve(gram[:first], cross[:first], PENALTY)
+    weights, _ = ridge_through_origin(gram[:first], cross[:first], PENALTY)
     gains = (cross - gram @ weights).square().sum(dim=1) / energies.clamp(min=1e-30)
     others = gains[first:].topk(min(count, len(gains) - first)).indices.sort().values + first
     return torch.cat([torch.arange(first, device=gram.device), others])
@@ -87,7 +87,7 @@ def eliminate(gram: torch.Tensor, cross: torch.Tensor, count: int) -> torch.Tens
     whose removal raises the error least (as in the optimal brain surgeon)."""
     numbers = torch.arange(len(gram), device=gram.device)
     while len(numbers) > 1 + count:
-        _, rises = solve(gram[numbers][:, numbers], cross[numbers], PENALTY)
+        _, rises = ridge_through_origin(gram[numbers][:, numbers], cross[numbers], PENALTY)
         rises[0] = torch.inf
         most = max(1 + count, int(KEPT_IN_A_ROUND * len(numbers)))
         numbers = numbers[rises.topk(most).indices.sort().values]
@@ -214,7 +214,7 @@ class Refit:
 
     def quick(self, target: int) -> Tensors:
         """The tensors of a refit of the output matrix alone, by their names in the layer."""
-        return self._named(target, solve(self.gram, self.cross[target], PENALTY)[0])
+        return self._named(target, ridge_through_origin(self.gram, self.cross[target], PENALTY)[0])
 
     def best(self) -> Refitted:
         """The refit to the only target, with the units that it needs most and the penalty that has the smallest error
@@ -222,7 +222,7 @@ class Refit:
         ((target, cross),) = self.cross.items()
         numbers = eliminate(self.gram, cross, self.size)
         gram, cross = self.gram[numbers][:, numbers], cross[numbers]
-        maps = [solve(gram, cross, penalty)[0] for penalty in PENALTIES]
+        maps = [ridge_through_origin(gram, cross, penalty)[0] for penalty in PENALTIES]
         errors, variance = sum_over_ranks(self._errors(target, maps, numbers)).split([len(maps), 1])
         best = int(errors.argmin()) if variance > 0 else PENALTIES.index(PENALTY)
         tensors = self._named(target, maps[best])

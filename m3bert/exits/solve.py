@@ -9,17 +9,16 @@ import torch
 
 from ..encode.projection import Projection
 from .centred import Centring
-from .choice import choose_layers
+from .choice import Measure, choose_layers
 from .encode import Encoded
 from .kept import KeptParts
-from .late import MaxSim
+from .maps import CommonSpace, ExitMaps
 from .passes import REFIT_TEXTS, TextPasses
-from .paths import QuickRefits, fit_paths
+from .paths import fit_paths
 from .plan import FitPlan
 from .queries import Queries
 from .record import ChosenLayers, RefittedPath
 from .ridge import apply_affine
-from .sums import ExitMaps
 
 
 @dataclass(frozen=True)
@@ -62,30 +61,28 @@ class Solution:
 
 def solve(plan: FitPlan, encoded: Encoded) -> Solution:
     """Solve for the exits, choose the layers of depths, and refit paths. The depths of the encoder are changed."""
-    maps = ExitMaps(encoded.sums, plan.options.basis, plan.config, plan.staying)
+    space = CommonSpace.of(encoded.sums, plan.options.basis, plan.config.hidden_size, plan.staying)
+    maps = ExitMaps.of(encoded.sums, space)
     last_exit = _last_exit(plan, maps)
-    queries = encoded.queries if plan.staying is not None else encoded.queries.mapped(maps.to_space)
+    queries = encoded.queries if plan.staying is not None else encoded.queries.mapped(space.to_space)
     choices: dict[int, ChosenLayers] = {}
     fitted: dict[int, RefittedPath] = {}
     if plan.chosen or plan.paths:
         centring = Centring.of(encoded.passes.raw, queries, _after_last(plan, encoded, maps, last_exit))
-        choices, refits = choose_and_refit(plan, encoded.passes, encoded.parts, centring)
+        choices, refits = choose_and_refit(plan, encoded.passes, encoded.parts, centring.measured)
         fitted = centring.centred(refits)
     return Solution(maps, last_exit, fitted, choices, queries)
 
 
 def choose_and_refit(
-    plan: FitPlan, passes: TextPasses, parts: KeptParts, measuring: Centring | MaxSim
+    plan: FitPlan, passes: TextPasses, parts: KeptParts, measure: Measure
 ) -> tuple[dict[int, ChosenLayers], dict[int, RefittedPath]]:
     """Depth -> what its layers were compared with, and depth -> its path, for all paths of a plan."""
     raw, paths = passes.raw, plan.paths
     choices: dict[int, ChosenLayers] = {}
     texts, label = passes.sampled(REFIT_TEXTS), None if plan.options.description is None else "Refitting layers"
     if plan.chosen:
-        choices = parts(
-            "choice",
-            lambda: choose_layers(measuring, plan.chosen, QuickRefits.fit(raw, texts, plan.chosen, label), label),
-        )
+        choices = parts("choice", lambda: choose_layers(raw, texts, plan.chosen, measure, label))
         paths = dict(sorted((paths | {depth: choice.layers for depth, choice in choices.items()}).items()))
     refits = parts("refits", lambda: fit_paths(raw, texts, paths.values(), label))
     return choices, dict(zip(paths, refits, strict=True))
@@ -107,4 +104,5 @@ def _last_exit(plan: FitPlan, maps: ExitMaps) -> torch.Tensor | None:
     if plan.staying is not None or (plan.options.basis == "last_layer" and plan.projection is None):
         return None
     weight = torch.eye(plan.config.hidden_size) if plan.projection is None else plan.projection.weight
-    return torch.nn.functional.pad(weight.to(maps.to_space).T, (0, 0, 1, 0)) @ maps.to_space
+    to_space = maps.space.to_space
+    return torch.nn.functional.pad(weight.to(to_space).T, (0, 0, 1, 0)) @ to_space

@@ -1,15 +1,14 @@
-"""Sums over the texts of a fit of exits, and the maps that follow from them: to the space that all depths share."""
+"""Sums over the texts of a fit of exits, and the regressions that follow from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from ..encode.projection import Projection
 from ..encode.ranks import rank, sum_over_ranks, world_size
 from .record import LayerFit
 from .ridge import Moments, Name, Regression, apply_affine, principal_axes
@@ -18,7 +17,7 @@ from .ridge import Moments, Name, Regression, apply_affine, principal_axes
 TARGET, FEATURES = "target", "features"
 PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-8, 3))  # 1e-4, 3.2e-4, ..., 10
 MOST_ROWS = 2000  # held-out rows
-HELD_OUT = 0.1
+HELD_OUT = 0.1  # share of the texts that choose penalties
 NEAREST = 10
 
 
@@ -114,93 +113,15 @@ class ExitSums:
 
     def matched(self, fitted: Regression, penalty: float) -> torch.Tensor:
         """The ridge regression, with the variances of its predictions matched to those of the targets."""
-        return fitted.match_variances(fitted.ridge(penalty), self.target_axes, self.target_variances)
+        return fitted.match_variances(fitted.ridge(penalty), *self.target_spread)
 
     @cached_property
-    def target_covariance(self) -> torch.Tensor:
-        """Covariance of the targets over all texts."""
+    def target_spread(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Principal axes of the targets of all texts, as rows, and the variance of the targets along each."""
         one, other = (fold.regression([TARGET], TARGET) for fold in self.folds)
-        return (one + other + Regression.of(self.rows[TARGET], self.rows[TARGET])).covariance()
-
-    @cached_property
-    def target_axes(self) -> torch.Tensor:
-        """Principal axes of the targets, as rows."""
-        return principal_axes(self.target_covariance)
-
-    @cached_property
-    def target_variances(self) -> torch.Tensor:
-        """Variance of the targets along each of their principal axes."""
-        return ((self.target_axes @ self.target_covariance) * self.target_axes).sum(dim=1)
-
-
-class ExitMaps:
-    """
-    The maps to the common space: the target's space, or its principal components, padded with zeros to the hidden
-    size. They are fitted in the target's space, so that the basis of the exits does not change them.
-
-    Args:
-        sums ([`ExitSums`]): Sums over the texts. With features of the tokens, they give the static table.
-        basis (`str`): `"last_layer"` or `"principal"`.
-        config ([`~transformers.PreTrainedConfig`]): Config of the model.
-        projection ([`Projection`], *optional*): A projection of the last layer that stays where it is. The common
-            space is then in front of it, and the target's space behind it.
-
-    Attributes:
-        dim (`int`): Dims of the common space.
-        to_space (`torch.Tensor` of shape `(target dims, hidden_size)`): From the target's space to the common space.
-        table (`Fit`, *optional*): The map from a token's features to its row of the static table.
-        state_only (`dict[int, Fit]`): Layer -> the map from its hidden state.
-        joints (`dict[int, Fit]`): Layer -> the map from its hidden state and the static vector of the text, with a
-            static table.
-    """
-
-    def __init__(self, sums: ExitSums, basis: str, config: Any, projection: Projection | None = None) -> None:
-        self.width = config.hidden_size
-        self._offset: torch.Tensor | None = None
-        axes = torch.eye(len(sums.target_axes)).to(sums.target_axes)
-        if projection is None:
-            # A model has as many principal axes of a target as its hidden size.
-            if len(axes) > self.width:
-                axes = sums.target_axes[: self.width]
-            rotation = sums.target_axes[: self.width] if basis == "principal" else axes
-            self.dim = len(rotation)
-            self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
-            behind = self.to_space.T @ axes.T  # from the common space to the target's
-        else:
-            behind = projection.weight.detach().T.to(axes)
-            self.to_space, self.dim = torch.linalg.pinv(behind), self.width
-            if projection.bias is not None:
-                self._offset = projection.bias.detach().to(axes)
-        self.state_only = {layer: self._in_space(sums.fit([layer])) for layer in sums.layers}
-        self.joints: dict[int, Fit] = {}
-        self.table: Fit | None = None
-        if FEATURES in sums.rows:
-            self._add_table(sums, behind)
-
-    def _add_table(self, sums: ExitSums, behind: torch.Tensor) -> None:
-        """Fit the static table, and the exits that read it; `behind` maps the common space to the target's."""
-        table = sums.fit([FEATURES])
-        self.table = self._in_space(table)
-        # Static vectors in the target's space, as the model gives them: a projection with more dims than the
-        # hidden state reaches a part of that space.
-        of_features = []
-        for fit in (self._in_space(Fit(table.report, affine)) for affine in sums.tables(table.report)):
-            affine = fit.affine @ behind
-            if self._offset is not None:
-                affine[0] += self._offset
-            of_features.append(affine)
-        for layer in sums.layers:
-            report, affine = sums.fit_with_table(layer, of_features)
-            state, static = affine[: 1 + self.width], affine[1 + self.width :]
-            if self._offset is not None:
-                state[0] += self._offset @ static
-            self.joints[layer] = self._in_space(Fit(report, torch.cat([state, behind @ static])))
-
-    def _in_space(self, fit: Fit) -> Fit:
-        if self._offset is None:
-            return Fit(fit.report, fit.affine @ self.to_space)
-        affine = torch.cat([fit.affine[:1] - self._offset, fit.affine[1:]])
-        return Fit(fit.report, affine @ self.to_space)
+        covariance = (one + other + Regression.of(self.rows[TARGET], self.rows[TARGET])).covariance()
+        axes = principal_axes(covariance)
+        return axes, ((axes @ covariance) * axes).sum(dim=1)
 
 
 def _quality(predicted: torch.Tensor, targets: torch.Tensor) -> tuple[float, float, float]:

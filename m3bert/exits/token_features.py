@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +14,16 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.packing import Frame
 from ..encode.ranks import rank, sum_over_ranks, world_size
+from .kept import KeptParts
+from .raw_states import RawStates
+from .tokenized_texts import TokenizedTexts
 
 
+logger = logging.getLogger(__name__)
 SMOOTHING = (1e-3, 1e-4)  # a of the weights a / (a + share of the token)
 TOKENS_AT_ONCE = 1024
 LARGEST_PADDING = 128  # rows of an embedding matrix beyond the tokenizer's tokens
-Encode = Callable[[list[list[int]], Sequence[int]], Mapping[int, torch.Tensor]]  # token ids, layers -> pooled states
+LONGEST_PROMPTS = 8  # tokens of all prompts that are left out of static vectors
 
 
 class TokenFeatures:
@@ -83,22 +89,14 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
 
 
 def token_embeddings(
-    encoder: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    encode: Encode,
-    *,
-    prompt: Sequence[int] = (),
-    ignored: Sequence[int] = (),
-    progress: bool = False,
+    raw: RawStates, *, prompt: Sequence[int] = (), ignored: Sequence[int] = (), progress: bool = False
 ) -> torch.Tensor:
     """
     The embedding of every token as a text of its own, between the tokenizer's special tokens. All processes share the
     work.
 
     Args:
-        encoder ([`~transformers.PreTrainedModel`]): The encoder, for its sizes.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, a fast one.
-        encode (`Callable`): Token ids of texts, and layers -> layer -> pooled hidden states `(texts, width)`.
+        raw ([`RawStates`]): The encoder, with a fast tokenizer.
         prompt (`Sequence[int]`, *optional*): Token ids in front of the token.
         ignored (`Sequence[int]`, *optional*): Tokens that get no embedding, such as special ones.
         progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
@@ -109,7 +107,8 @@ def token_embeddings(
     Raises:
         ValueError: if an embedding is not finite. The message names the token.
     """
-    frame, config = Frame.of(tokenizer), encoder.config
+    tokenizer, config = raw.tokenizer, raw.encoder.config
+    frame = Frame.of(tokenizer)
     begin, end = [*frame.begin, *prompt], [*frame.end]
     tokens = sorted(set(range(len(tokenizer))).difference(tokenizer.all_special_ids, ignored))
     tokens = tokens[rank() :: world_size()]
@@ -118,10 +117,47 @@ def token_embeddings(
     for first in tqdm(range(0, len(tokens), TOKENS_AT_ONCE), "Vocabulary", unit=" parts", disable=quiet, leave=False):
         part = tokens[first : first + TOKENS_AT_ONCE]
         depth = config.num_hidden_layers
-        vectors[part] = encode([[*begin, token, *end] for token in part], [depth])[depth].float().cpu()
+        vectors[part] = raw.pooled([[*begin, token, *end] for token in part], [depth])[depth].float().cpu()
     vectors = sum_over_ranks(vectors)
     if len(wrong := (~torch.isfinite(vectors)).any(dim=1).nonzero()):
         token = int(wrong[0])
         named = tokenizer.convert_ids_to_tokens(token)
         raise ValueError(f"The embedding of the token {named!r} (id {token}) is not finite.")
     return vectors
+
+
+def token_features(
+    raw: RawStates,
+    texts: TokenizedTexts,
+    prompts: Sequence[str],
+    cache_dir: str | Path | None,
+    identity: Mapping[str, Any],
+    *,
+    progress: bool,
+) -> TokenFeatures:
+    """
+    The features of all tokens: embeddings at the last layer and in the embedding table, by frequency. Special tokens
+    are ignored. Short prompts are ignored, too; tokens are embedded after the first one. `cache_dir` keeps the
+    embeddings at the last layer for the next fit; `identity` is what they depend on beside the prompts.
+    """
+    encoder, tokenizer = raw.encoder, raw.tokenizer
+    prompted = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    if sum(map(len, prompted)) > LONGEST_PROMPTS:
+        prompted = []
+    ignored = sorted({*tokenizer.all_special_ids, *chain(*prompted)})
+    prompt = prompted[0] if prompted else []
+    parts = KeptParts(cache_dir, {**identity, "prompt": prompt, "ignored": ignored}, torch.device("cpu"))
+    deep = parts(
+        "vocabulary",
+        lambda: token_embeddings(raw, prompt=prompt, ignored=ignored, progress=progress),
+        of_all_ranks=True,
+    )
+    shares = texts.shares(encoder.config.vocab_size, ignored)
+    embedded = encoder.get_input_embeddings().weight.detach().float().cpu()
+    features = TokenFeatures([deep, embedded], shares, ignored)
+    if len(texts) < features.width:
+        logger.warning(
+            f"{len(texts):,} texts are fewer than the {features.width:,} features of a token that the static "
+            "table is fitted from: it relies on its penalty, and more texts make it better."
+        )
+    return features

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,26 @@ from ..modeling.loading_elastic import ElasticConfig
 from .settings import safetensors_only
 
 
-def with_own_code(find: Any) -> Any:
-    """A loader of remote code for which this package's code stands in where a folder names it without having it: the
-    source's class saves so what was loaded without remote code."""
-
-    @functools.wraps(find)
-    def with_ours(reference: str, name: Any, /, *args: Any, **kwargs: Any) -> Any:
-        module, _, member = reference.partition(".")
-        folder = Path(name, kwargs.get("subfolder") or "")
-        if module == "modeling_elastic" and folder.is_dir() and not (folder / f"{module}.py").is_file():
-            return getattr(modeling_elastic, member)
-        return find(reference, name, *args, **kwargs)
-
-    return with_ours
+def own_code_first(find: Any, reference: str, name: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """As `get_class_from_dynamic_module` of transformers (`find`), but with this package's class where a folder names
+    our code and lacks it: the source's class saves so what was loaded without remote code."""
+    module, _, member = reference.partition(".")
+    folder = Path(name, kwargs.get("subfolder") or "")
+    if module == "modeling_elastic" and folder.is_dir() and not (folder / f"{module}.py").is_file():
+        return getattr(modeling_elastic, member)
+    return find(reference, name, *args, **kwargs)
 
 
-for _auto in (auto_factory, configuration_auto):
-    _auto.get_class_from_dynamic_module = with_own_code(_auto.get_class_from_dynamic_module)
+def let_auto_classes_find_own_code() -> None:
+    """Make the Auto classes of transformers call [`own_code_first`], also where users and sentence-transformers call
+    them. A second call changes nothing."""
+    for auto in (auto_factory, configuration_auto):
+        find: Any = auto.get_class_from_dynamic_module
+        if getattr(find, "func", None) is not own_code_first:
+            auto.get_class_from_dynamic_module = partial(own_code_first, find)
+
+
+let_auto_classes_find_own_code()
 
 
 def base_of(source: Source) -> Source:

@@ -41,7 +41,7 @@ def trim(
     trust_remote_code: bool = False,
 ) -> dict[str, dict[str, float]]:
     """
-    Write the repository of an encoder with the tokens of some texts ([`~Vocabulary.needed`]). These texts have the
+    Write the repository of an encoder with the tokens of some texts ([`~Vocabulary.needed_ids`]). These texts have the
     same tokens and hidden states as before.
 
     Args:
@@ -66,10 +66,10 @@ def trim(
     held_out = use_texts(vocabulary, config, texts, as_read, hold_out=other is None)
     smaller = vocabulary.smaller(every_character=every_character)
     measured = compare(vocabulary, smaller, held_out if other is None else other())
-    vocabulary.use(as_read(held_out))
+    vocabulary.add_texts(as_read(held_out))
     first = as_read(next(batches(texts()))[:COMPARED_TEXTS])
     states = hidden_states(folder, first, trust_remote_code=trust_remote_code)
-    ids = vocabulary.needed(every_character=every_character)
+    ids = vocabulary.needed_ids(every_character=every_character)
     content = json.dumps(vocabulary.trimmed(ids), ensure_ascii=False)
     (folder / "tokenizer.json").write_text(content + "\n", encoding="utf-8")
     remove_files(folder, OTHER_VOCABULARIES)
@@ -128,16 +128,16 @@ def use_texts(
     """Use the special tokens of a config and the tokens of texts. Returns every tenth text, up to 2,000 of them, which
     is left out with `hold_out`. ValueError if there are no texts."""
     special = [value for name, value in config.items() if name.endswith("_token_id") and value is not None]
-    vocabulary.used |= {*chain(*(value if isinstance(value, list) else [value] for value in special))}
-    vocabulary.used |= {*vocabulary.tokenizer.encode("", "").ids}
+    vocabulary.used_ids |= {*chain(*(value if isinstance(value, list) else [value] for value in special))}
+    vocabulary.used_ids |= {*vocabulary.tokenizer.encode("", "").ids}
     if (config.get("pad_token_id") or 0) < FIRST_IDS:  # positions of RoBERTa and its like count from the padding token
-        vocabulary.used |= {*range(config.get("pad_token_id") or 0)}
-    special_tokens, held_out = len(vocabulary.used), list[str]()
+        vocabulary.used_ids |= {*range(config.get("pad_token_id") or 0)}
+    special_tokens, held_out = len(vocabulary.used_ids), list[str]()
     for batch in batches(texts()):
         apart = batch[HELD_OUT - 1 :: HELD_OUT] if hold_out and len(held_out) < MOST_HELD_OUT else []
         held_out += apart
-        vocabulary.use(as_read({*batch} - {*apart}))
-    if len(vocabulary.used) == special_tokens:
+        vocabulary.add_texts(as_read({*batch} - {*apart}))
+    if len(vocabulary.used_ids) == special_tokens:
         raise ValueError("There are no texts, or all are empty.")
     return held_out
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 class Vocabulary:
     """
-    The tokens of a tokenizer, and those in use ([`~Vocabulary.use`]).
+    The tokens of a tokenizer, and those in use ([`~Vocabulary.add_texts`]).
 
     Args:
         tokenizer (`tokenizers.Tokenizer`): The tokenizer. It neither truncates nor pads afterwards.
@@ -25,7 +25,7 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.content: Mapping[str, Any] = json.loads(tokenizer.to_str()) if content is None else content
         self.model: Mapping[str, Any] = self.content["model"]
-        self.used: set[int] = set()
+        self.used_ids: set[int] = set()
         tokenizer.no_truncation()
         tokenizer.no_padding()
 
@@ -42,7 +42,7 @@ class Vocabulary:
         """The id of the unknown token, if there is one."""
         return self.model["unk_id"] if "unk_id" in self.model else self.ids.get(self.model["unk_token"])
 
-    def use(self, texts: Sequence[str]) -> None:
+    def add_texts(self, texts: Sequence[str]) -> None:
         """Add the tokens of texts, with special ones, to those in use. An unknown word adds the pieces that WordPiece
         takes before it finds none: with others in their place, the word might no longer be unknown."""
         encoded = self.tokenizer.encode_batch_fast(texts)
@@ -50,7 +50,7 @@ class Vocabulary:
         if self.model["type"] == "WordPiece" and self.unknown in tokens:
             strange = [text for text, encoding in zip(texts, encoded, strict=True) if self.unknown in encoding.ids]
             tokens |= {piece for text in strange for word in self.words(text) for piece in self.pieces(word)}
-        self.used |= tokens
+        self.used_ids |= tokens
 
     def words(self, text: str) -> list[str]:
         """The words of a text, as the tokenizer divides it before it looks for tokens."""
@@ -82,14 +82,14 @@ class Vocabulary:
             symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
             yield symbols[at]
 
-    def needed(self, *, every_character: bool = True) -> list[int]:
+    def needed_ids(self, *, every_character: bool = True) -> list[int]:
         """The ids of a trimmed tokenizer, ascending: tokens in use, added ones, the unknown one, bytes, and single
         characters (all of them, or those of the other tokens).
 
         Texts in these tokens are divided as before. WordPiece takes the longest piece and Unigram the most likely
         pieces, which are all there; byte-pair encoding makes each token by the same merges, in the same order."""
         added = {token["id"] for token in self.content["added_tokens"]}
-        tokens = {token for token, number in self.ids.items() if number in self.used - added}
+        tokens = {token for token, number in self.ids.items() if number in self.used_ids - added}
         if self.model["type"] == "BPE":
             ranks = {tuple(pair): rank for rank, pair in enumerate(self.model["merges"])}
             tokens |= {made for token in tokens for made in self.merged(token, ranks)}
@@ -130,5 +130,5 @@ class Vocabulary:
         return content
 
     def smaller(self, **options: bool) -> Self:
-        """A vocabulary of the tokens that are [`~Vocabulary.needed`]."""
-        return type(self)(Tokenizer.from_str(json.dumps(self.trimmed(self.needed(**options)))))
+        """A vocabulary of the tokens that are [`~Vocabulary.needed_ids`]."""
+        return type(self)(Tokenizer.from_str(json.dumps(self.trimmed(self.needed_ids(**options)))))

@@ -24,7 +24,7 @@ from m3bert.encode.identity import config_values
 from m3bert.evaluation import GridEncoder, evaluate_grid, find_tasks
 from m3bert.evaluation.mteb_models import revision_of
 from m3bert.exits import kept as kept_parts
-from m3bert.exits.passes import RawStates
+from m3bert.exits.raw_states import RawStates
 from m3bert.index.plan import encoder_identity, require_same_encoder
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Grid, Teacher, TeacherEmbeddings, fit_exits

@@ -9,8 +9,9 @@ from torch import nn
 from m3bert.encode.states import max_positions
 from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertForMaskedLM, M3BertModel
-from m3bert.models.anatomy import anatomy_of, feed_forward_of
+from m3bert.models.anatomy import anatomy_of
 from m3bert.models.conversion import CONVERTIBLE
+from m3bert.models.feed_forward import feed_forward_of
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid, NestedStates, nested_states, truncate
 from tests.conftest import padded_batch, quiet, refused, tiny_config
 

@@ -5,7 +5,7 @@ import pytest
 
 from m3bert.evaluation import bm25_search
 from m3bert.evaluation.hybrid import folded
-from m3bert.exits.spans import span_of
+from m3bert.exits.queries import span_of
 from m3bert.utils.words import word_spans, words
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from m3bert.exits import layer_lists, queries
-from m3bert.exits.passes import RawStates
-from m3bert.exits.spans import span_of
+from m3bert.exits.queries import span_of
+from m3bert.exits.raw_states import RawStates
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.trainers import TeacherEmbeddings, fit_exits
 from tests.exits.test_fit import random_texts
@@ -31,9 +31,13 @@ def naive_kept(queries, full_size, passages, relevant=100) -> float:
 @pytest.mark.parametrize("passages", [12, 150])
 def test_the_retrieval_that_is_kept_is_an_ndcg_with_the_similarities_of_the_whole_model(passages):
     small, full, texts = vectors_of(passages)
-    share = queries.retrieval_kept(small, full, texts)
+    share = queries.retrieval_kept(*(cosines(side, texts) for side in (small, full)))
     assert share == pytest.approx(naive_kept(small.numpy(), full.numpy(), texts.numpy()), abs=1e-5)
-    assert 0.3 < share < 1 and queries.retrieval_kept(full, full, texts) == pytest.approx(1)
+    assert 0.3 < share < 1 and queries.retrieval_kept(*[cosines(full, texts)] * 2) == pytest.approx(1)
+
+
+def cosines(vectors: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+    return torch.cosine_similarity(vectors[:, None], texts[None], dim=2)
 
 
 def vectors_of(passages: int) -> list[torch.Tensor]:
@@ -45,11 +49,11 @@ def vectors_of(passages: int) -> list[torch.Tensor]:
 
 def test_the_divergence_compares_the_softmax_of_similarities_in_units_of_their_deviation():
     small, full, texts = vectors_of(50)
-    at_full, at_small = (torch.cosine_similarity(side[:, None], texts[None], dim=2) for side in (full, small))
-    p, q = ((cosines / (1.5 * at_full.std(dim=1).mean())).softmax(dim=1) for cosines in (at_full, at_small))
+    at_full, at_small = (cosines(side, texts) for side in (full, small))
+    p, q = ((side / (1.5 * at_full.std(dim=1).mean())).softmax(dim=1) for side in (at_full, at_small))
     naive = float((p * (p / q).log()).sum(dim=1).mean())
-    assert queries.divergence(small, full, texts) == pytest.approx(naive, rel=1e-4)
-    assert queries.divergence(full, full, texts) == pytest.approx(0, abs=1e-6)
+    assert queries.divergence(at_small, at_full) == pytest.approx(naive, rel=1e-4)
+    assert queries.divergence(at_full, at_full) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_span_is_a_part_of_its_text_and_always_the_same():

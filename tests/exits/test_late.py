@@ -13,8 +13,8 @@ from m3bert import FitOptions, fit
 from m3bert.commands.export import main as export
 from m3bert.encode.encoder import GridEncoder
 from m3bert.exits.late import MaxSim
-from m3bert.exits.passes import RawStates
-from m3bert.exits.spans import span_of
+from m3bert.exits.queries import span_of
+from m3bert.exits.raw_states import RawStates
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.router_export import export_router

@@ -9,17 +9,18 @@ import torch
 from transformers import AutoModel
 
 from m3bert.encode.states import nested_states
-from m3bert.exits import layer_rows, paths, refit
+from m3bert.exits import choice, layer_rows, paths, refit
 from m3bert.exits.centred import Centring
 from m3bert.exits.layer_lists import gaps_of
-from m3bert.exits.passes import RawStates
 from m3bert.exits.queries import Measured, Queries
+from m3bert.exits.raw_states import RawStates
 from m3bert.exits.record import PathFit, RefittedPath
 from m3bert.exits.tokenized_texts import TokenizedTexts
 from m3bert.modeling.configuration_elastic import Elasticity
 from m3bert.modeling.modeling_elastic import make_elastic
 from m3bert.modeling.parts_elastic import layer_list, replaced
-from m3bert.models.anatomy import feed_forward_of, hidden_of, run_native
+from m3bert.models.anatomy import hidden_of, run_native
+from m3bert.models.feed_forward import feed_forward_of
 from m3bert.trainers import TeacherEmbeddings, fit_exits
 from tests.elastic_repositories import config_of
 from tests.exits.test_fit import random_texts
@@ -56,7 +57,7 @@ def test_a_solution_and_the_rise_of_its_error_without_an_input_equal_a_solve_wit
         weights = np.linalg.lstsq(rows, targets, rcond=None)[0]
         return weights, ((targets - rows @ weights) ** 2).sum()
 
-    weights, rises = refit.solve(gram, cross, 1e-2)
+    weights, rises = refit.ridge_through_origin(gram, cross, 1e-2)
     expected, error = naive([*range(6)])
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
     without = [naive([number for number in range(6) if number != gone])[1] - error for gone in range(6)]
@@ -119,7 +120,7 @@ def test_a_refit_is_the_ridge_regression_over_tokens(encoder, tiny_tokenizer):
         x[:, :1] = 1 / deviation if changed.get_submodule(ends.output).bias is not None else 0
         x, target = x[~held].double(), ((rows["z"] - rows["y"]) / deviation)[~held].double()
         output = changed.get_submodule(ends.output)
-        solved = [refit.solve(x.T @ x, x.T @ target, penalty)[0][1:].T for penalty in refit.PENALTIES]
+        solved = [refit.ridge_through_origin(x.T @ x, x.T @ target, penalty)[0][1:].T for penalty in refit.PENALTIES]
         assert any(torch.allclose(output.weight.double(), weight, rtol=2e-2, atol=2e-2) for weight in solved)
         total = rows["y"] + output(units)
         norm = torch.nn.Identity() if ends.norm is None else before.get_submodule(ends.norm)
@@ -286,6 +287,6 @@ def test_no_hook_stays_when_a_reading_fails(tiny_tokenizer):
 
 def test_quick_refits_are_those_that_a_choice_reads(tiny_tokenizer):
     raw = RawStates(tiny("bert", tiny_tokenizer), tiny_tokenizer, "mean", 64)
-    assert {*paths.QuickRefits.fit(raw, groups_of(tiny_tokenizer), [2], None).tensors} == {(1, 6)}
-    every = paths.QuickRefits.fit(raw, groups_of(tiny_tokenizer), [2, 3, 4], None).tensors
+    assert {*choice.QuickRefits.fit(raw, groups_of(tiny_tokenizer), [2], None).tensors} == {(1, 6)}
+    every = choice.QuickRefits.fit(raw, groups_of(tiny_tokenizer), [2, 3, 4], None).tensors
     assert (1, 6) in every and (1, 2) not in every and (3, 6) in every

@@ -188,8 +188,8 @@ def test_the_work_grows_with_the_length_of_a_word_without_spaces():
             work: list[int] = []
             tokenizer.pre_tokenizer = several.pre_tokenizer = pre_tokenizers.Whitespace()
             vocabulary = Vocabulary(several, content)
-            vocabulary.use([text])
-            assert vocabulary.used == ({0} if " " not in text else {0, 1, 2})
+            vocabulary.add_texts([text])
+            assert vocabulary.used_ids == ({0} if " " not in text else {0, 1, 2})
             counts.append(sum(work))
     assert counts[2] <= 2 * counts[0] and counts[3] <= 2 * counts[1]
 
