@@ -76,17 +76,9 @@ class QuickRefits:
 def choose_layers(
     raw: RawStates, texts: Groups, depths: Sequence[int], measure: Measure, description: str | None
 ) -> dict[int, ChosenLayers]:
-    """
-    Choose the layers of each depth: compare the lists with one gap, and then the lists that differ from the best one
-    in a layer beside its gap.
-
-    Args:
-        raw ([`RawStates`]): The encoder. Its depths are changed.
-        texts (`Sequence[Sequence[TokenizedText]]`): Groups of texts for the quick refits.
-        depths (`Sequence[int]`): The depths.
-        measure (`Callable`): Measures lists as they will be installed.
-        description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
-    """
+    """Choose the layers of each depth: compare the lists with one gap, and then the lists that differ from the best
+    one in a layer beside its gap. Arguments as in [`fit_paths`]; `measure` gets the lists with quick refits. Depths
+    of the encoder are changed."""
     refits, last = QuickRefits.fit(raw, texts, depths, description), raw.encoder.config.num_hidden_layers
     choices, quiet = {}, description is None or rank() > 0
     for depth in tqdm(depths, f"{description}: lists", unit=" depths", disable=quiet, leave=False):

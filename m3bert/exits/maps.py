@@ -32,16 +32,9 @@ class CommonSpace:
 
     @classmethod
     def of(cls, sums: ExitSums, basis: str, width: int, projection: Projection | None = None) -> CommonSpace:
-        """
-        The common space of a fit.
-
-        Args:
-            sums ([`ExitSums`]): Sums over the texts.
-            basis (`str`): `"last_layer"` or `"principal"`.
-            width (`int`): Hidden size of the model.
-            projection ([`Projection`], *optional*): A projection of the last layer that stays where it is. The common
-                space is then in front of it, and the target's space behind it.
-        """
+        """The common space of a fit, in the basis `"last_layer"` or `"principal"`, for a model with the hidden size
+        `width`. A projection of the last layer may stay where it is: the common space is then in front of it, and the
+        target's space behind it."""
         principal, _ = sums.target_spread
         axes = torch.eye(len(principal)).to(principal)
         if projection is not None:

@@ -91,22 +91,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
 def token_embeddings(
     raw: RawStates, *, prompt: Sequence[int] = (), ignored: Sequence[int] = (), progress: bool = False
 ) -> torch.Tensor:
-    """
-    The embedding of every token as a text of its own, between the tokenizer's special tokens. All processes share the
-    work.
-
-    Args:
-        raw ([`RawStates`]): The encoder, with a fast tokenizer.
-        prompt (`Sequence[int]`, *optional*): Token ids in front of the token.
-        ignored (`Sequence[int]`, *optional*): Tokens that get no embedding, such as special ones.
-        progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
-
-    Returns:
-        `torch.Tensor` of shape `(vocab_size, width)`; 0 for rows without a token, and for ignored tokens.
-
-    Raises:
-        ValueError: if an embedding is not finite. The message names the token.
-    """
+    """The embedding of every token as a text of its own, between the tokenizer's special tokens and behind token ids
+    of a prompt: `(vocab_size, width)`; 0 for rows without a token, and for `ignored` and special tokens. All
+    processes share the work. ValueError, which names the token, if an embedding is not finite."""
     tokenizer, config = raw.tokenizer, raw.encoder.config
     frame = Frame.of(tokenizer)
     begin, end = [*frame.begin, *prompt], [*frame.end]
