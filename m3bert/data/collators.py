@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 
 def _numbers(value: str | float | list[float], column: str) -> float | list[float]:
-    """The number or the list of numbers of a row: of a file, it is a text. ValueError if it is none."""
+    """A number or a list of numbers, parsed if a file gave it as text. ValueError if it is neither."""
     if not isinstance(value, str):
         return value
     try:

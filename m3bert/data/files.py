@@ -35,6 +35,7 @@ from .formats import (
     suffix_of,
     text_of,
 )  # fmt: skip
+from .streams import column_names_of
 
 
 TEXT = pa.string()
@@ -216,5 +217,5 @@ def tokenize_texts(
         return tokenizer(list(texts), truncation=True, max_length=max_length, **options)
 
     shown = {"desc": "Tokenizing"} if isinstance(dataset, Dataset) else {}
-    names = dataset.column_names or list(next(iter(dataset)))
+    names = column_names_of(dataset)
     return dataset.map(tokenized, input_columns=[column], batched=True, remove_columns=names, **shown)

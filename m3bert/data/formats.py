@@ -173,7 +173,7 @@ def _table(lines: IO[str], suffix: str, quoted: bool = True) -> tuple[list[str],
 
 
 def _json(lines: IO[str]) -> Iterator[Row]:
-    """The objects of JSON Lines, or of an array over the whole file, whose texts are rows, too."""
+    """The objects of JSON Lines, or of one array over the whole file, in which a text is a row, too."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -194,7 +194,7 @@ def _json(lines: IO[str]) -> Iterator[Row]:
 
 @contextmanager
 def binary(file: str) -> Iterator[IO[bytes]]:
-    """The bytes of a local file or URL; of a gzipped one those inside."""
+    """The bytes of a local file or URL, unzipped if it is gzipped."""
     if is_url(file):
         import fsspec
 

@@ -57,7 +57,7 @@ def read_target_vectors(
 
 
 def _vector(value: object, name: str) -> np.ndarray:
-    """A vector in float32. Raises a ValueError, which calls it `name`, if it cannot be a target."""
+    """A vector in float32. Raises a ValueError that names it if it cannot be a target."""
     try:
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             vector = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float32)

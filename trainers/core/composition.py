@@ -102,8 +102,8 @@ class Composition(Objective):
 def mapping_of(
     name: str, value: Mapping[str, Any] | str | None, legal: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """A mapping, or one that is written as YAML or JSON, as on the command line. ValueError, which calls it `name`, if
-    it is none, or has a key that is not among the legal ones."""
+    """A mapping, or one that is written as YAML or JSON, as on the command line. ValueError that names the argument if
+    it is no mapping or has an unknown key."""
     try:
         mapping = yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError as error:

@@ -116,7 +116,7 @@ class PublishingTrainer(NestedTrainer):
             base_model=self.base_model,
             earlier=self.earlier_objectives,
             settings=changed_settings(args),
-            columns=list(self._optional_columns if several else self.columns),
+            columns=list(self.optional_columns if several else self.columns),
             sets={name: len(each) for name, each in data.named.items()} if several else {},
             rows=0 if data is None else len(data) if has_length(data) else None,
             datasets=list(dict.fromkeys([*hub_datasets(datasets), *self.dataset_ids])),
@@ -133,7 +133,7 @@ class PublishingTrainer(NestedTrainer):
         self.record().save(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Refuses to skip batches of other data than those that were trained on."""
+        """Also refuse to resume on other data: the batches to skip would not be those that were trained on."""
         before = TrainingRecord.find(checkpoint) if checkpoint and not self.args.ignore_data_skip else None
         for name in ("rows", "columns", "sets") if before is not None else ():
             if (old := getattr(before, name)) != (new := getattr(self.record(), name)):

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 OBJECTIVE_FILE = "objective.safetensors"
 TRAINING_ARGS_FILE = "training_args.json"
+NO_ROWS = Dataset.from_dict({})  # to evaluate on, with an evaluator alone: the library asks for a data set
 
 
 class NestedTrainer(Trainer):
@@ -71,6 +72,7 @@ class NestedTrainer(Trainer):
         train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*): Training data.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data.
         columns (`tuple[str, ...]`, *optional*): Columns that the collator reads.
+        optional_columns (`tuple[str, ...]`, *optional*): Columns that it reads if a dataset has them.
         mini_batch_size (`int`, *optional*): See [`NestedModel`].
         projection ([`Projection`], *optional*): See [`NestedModel`]. Saved with the backbone, as a module of
             sentence-transformers.
@@ -81,13 +83,11 @@ class NestedTrainer(Trainer):
 
     Raises:
         ValueError: if `compute_metrics` is passed without logits; if the model's exits have another pooling; if the
-            training set is smaller than one batch and such batches are dropped; if the metric of the best model is of
-            none of several evaluation sets; if the grid is outside the model or the projection, or lacks the full
+            training set is smaller than one batch and such batches are dropped; if none of several evaluation sets
+            gives the metric of the best model; if the grid is outside the model or the projection, or lacks the full
             size; if flash attention would compute in float32; for `fsdp` with `mini_batch_size` or an evaluator.
     """
 
-    # Columns that the collator reads if a dataset has them.
-    _optional_columns: tuple[str, ...] = ()
     gives_logits: ClassVar[bool] = False
 
     def __init__(
@@ -100,6 +100,7 @@ class NestedTrainer(Trainer):
         eval_dataset: Any = None,
         *,
         columns: tuple[str, ...] = (),
+        optional_columns: tuple[str, ...] = (),
         mini_batch_size: int | None = None,
         projection: Projection | None = None,
         evaluator: Any = None,
@@ -109,19 +110,18 @@ class NestedTrainer(Trainer):
             raise ValueError("compute_metrics needs logits, which this trainer does not have: pass evaluator=.")
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError("compute_loss_func would replace the objective: pass objective=.")
-        check_objective(objective, unwrap_encoder(model).config, projection)
-        attention = unwrap_encoder(model).config._attn_implementation
-        if is_flash(attention) and unwrap_encoder(model).dtype == torch.float32 and not (args.bf16 or args.fp16):
+        encoder = unwrap_encoder(model)
+        check_objective(objective, encoder.config, projection)
+        attention = encoder.config._attn_implementation
+        if is_flash(attention) and encoder.dtype == torch.float32 and not (args.bf16 or args.fp16):
             raise ValueError(f"attn_implementation={attention!r} needs half precision: pass bf16=True or fp16=True.")
         require_one_batch(train_dataset, args)
         require_known_metric(args, eval_dataset, evaluator is not None)
         if objective.layers:  # without layers, the encoder is not trained
-            drop_stale_exits(unwrap_encoder(model), objective.grid)
-        self.columns = columns
+            drop_stale_exits(encoder, objective.grid)
+        self.columns, self.optional_columns = columns, optional_columns
         self._encoder = model
         self.evaluator = evaluator
-        if eval_dataset is None and evaluator is not None:  # the library asks for rows, and an evaluator needs none
-            eval_dataset = Dataset.from_dict({})
         self.train_terms, self.eval_terms = TermLog(), TermLog()
         self._is_checkpoint = False
         super().__init__(
@@ -129,7 +129,7 @@ class NestedTrainer(Trainer):
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+            eval_dataset=NO_ROWS if eval_dataset is None and evaluator is not None else eval_dataset,
             **kwargs,
         )
         if self.is_fsdp_enabled:
@@ -245,7 +245,7 @@ class NestedTrainer(Trainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         # The sampler that groups texts by length reads a column, too.
-        self._signature_columns = [*self.columns, *self._optional_columns, self.args.length_column_name]
+        self._signature_columns = [*self.columns, *self.optional_columns, self.args.length_column_name]
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
         # Under FSDP, accelerate casts the parameters, but does not turn autocast on.
@@ -307,8 +307,7 @@ class NestedTrainer(Trainer):
     def even_loader(self, dataset: Any, description: str) -> Any:
         """Every row once, in batches that differ by at most one row."""
         rows = list(dataset) if isinstance(dataset, IterableDataset) else dataset
-        none = self.evaluator is not None and not len(rows)
-        batches = [] if none else evaluation_batches(len(rows), self.args.eval_batch_size)
+        batches = [] if dataset is NO_ROWS else evaluation_batches(len(rows), self.args.eval_batch_size)
         return self.loader(rows, description, batch_sampler=batches)
 
     def quality(self) -> dict[str, float]:

@@ -96,7 +96,6 @@ class EmbeddingTrainer(PublishingTrainer):
         self.teacher = self.embeddings_of(teacher, args, collator.texts(chain(*groups)))
         for each in collator.collators:
             each.teacher = self.teacher
-        self._optional_columns = collator.fields
         super().__init__(
             model=model,
             objective=objective or self.build_objective(args, args.grid_for(model.config)),
@@ -106,6 +105,7 @@ class EmbeddingTrainer(PublishingTrainer):
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             columns=collator.shared_fields,
+            optional_columns=collator.fields,
             mini_batch_size=args.mini_batch_size,
             projection=projection_for(encoder.config, args.projection_dim, published),
             **kwargs,

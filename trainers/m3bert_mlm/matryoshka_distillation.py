@@ -139,7 +139,7 @@ class MatryoshkaDistillationTrainer(MultigranularMLMTrainer):
         was_training = nested.training
         device = next(nested.parameters()).device
         with torch.no_grad(), torch.random.fork_rng(devices=[]), self.compute_loss_context_manager():
-            columns = (*self.columns, *self._optional_columns)
+            columns = (*self.columns, *self.optional_columns)
             rows = [
                 {name: row[name] for name in columns if name in row}
                 for row in itertools.islice(self.train_dataset, ROWS_TO_LOOK_AT)

@@ -152,7 +152,6 @@ class MultigranularMLMTrainer(PublishingTrainer):
     """
 
     gives_logits = True
-    _optional_columns = ("attention_mask", "special_tokens_mask", DOCUMENT_LENGTHS)
 
     def __init__(
         self,
@@ -178,6 +177,7 @@ class MultigranularMLMTrainer(PublishingTrainer):
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             columns=("input_ids",),
+            optional_columns=("attention_mask", "special_tokens_mask", DOCUMENT_LENGTHS),
             **kwargs,
         )
         if self.compute_metrics is not None:
