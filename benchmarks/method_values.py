@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast, PrinterCallback, set_seed
 
 from m3bert import trainers
 from m3bert.commands.command import argument_parser, run_command
+from m3bert.commands.train import method_of
 from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertModel
 
 
@@ -63,7 +64,7 @@ def texts_of(count: int) -> list[str]:
 def values_of(method: str, folder: Path) -> list[float]:
     """The loss of each step, and the sum and the norm of the trained weights."""
     tokenizer, texts = tokenizer_of(), texts_of(32)
-    config_class, trainer_class = (getattr(trainers, name) for name in trainers.METHODS[method])
+    config_class, trainer_class = method_of(method)
     set_seed(0)
     config = M3BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,

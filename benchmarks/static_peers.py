@@ -33,6 +33,8 @@ import torch
 
 from benchmarks._measure import RESULTS, about, seconds_in_turn
 from benchmarks.reproduction import exits
+from benchmarks.reproduction.embedding import FOLDER, MAX_LENGTH
+from benchmarks.reproduction.fit_texts import sources
 from benchmarks.reproduction.study import main_score
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
@@ -97,11 +99,11 @@ def latencies(static: Any, tokenizer: Any, peer: Any, full: Any, queries: list[s
     """System -> milliseconds to embed one query, tokenising included: medians, timed in turn in one run."""
 
     def by_table(query: str) -> None:
-        inputs = tokenizer([query], truncation=True, max_length=exits.MAX_LENGTH, return_tensors="pt")
+        inputs = tokenizer([query], truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
         static.static_states(inputs.input_ids, inputs.attention_mask)
 
     def by_encoder(query: str) -> None:
-        full(**tokenizer([query], truncation=True, max_length=exits.MAX_LENGTH, return_tensors="pt"))
+        full(**tokenizer([query], truncation=True, max_length=MAX_LENGTH, return_tensors="pt"))
 
     systems = {"static table": by_table, "model2vec": lambda query: peer.encode([query]), "full depth": by_encoder}
 
@@ -120,7 +122,7 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
     start = time.perf_counter()
     model, tokenizer = exits.fit(data, layers=[0])
     seconds = {"static table": time.perf_counter() - start}
-    seconds["encoding the texts"] = torch.load(exits.FOLDER / "texts.pt")["seconds"]
+    seconds["encoding the texts"] = torch.load(FOLDER / "texts.pt")["seconds"]
     peer, seconds["model2vec"] = distilled()
     states = exits.after_exits(model, tokenizer, tests, raw)
     scores: dict[str, dict[str, float]] = {}
@@ -158,7 +160,7 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
 def words_of(tokenizer: Any, texts: Iterable[str]) -> list[list[Word]]:
     """The words of texts, truncated as the encoder truncates them."""
     words = []
-    for encoding in tokenizer(list(texts), truncation=True, max_length=exits.MAX_LENGTH).encodings:
+    for encoding in tokenizer(list(texts), truncation=True, max_length=MAX_LENGTH).encodings:
         pairs = [pair for pair in zip(encoding.word_ids, encoding.ids, strict=True) if pair[0] is not None]
         words.append([tuple(token for _, token in group) for _, group in groupby(pairs, key=lambda pair: pair[0])])
     return words
@@ -199,14 +201,14 @@ def with_row_scales(rows: torch.Tensor) -> Table:
 
 
 class WordTables:
-    """Fits of tables to the texts of `exits.sources`, with rows for at most `most` frequent words."""
+    """Fits of tables to the texts of `fit_texts.sources`, with rows for at most `most` frequent words."""
 
     def __init__(self, data: Path, most: int) -> None:
         self.model, self.tokenizer = converted(default_base())
         self.ignored = self.tokenizer.all_special_ids
-        states, sources = exits.raw_states(data, "texts"), exits.sources(data)
-        self.texts = list(chain(*sources.values()))
-        self.targets = torch.nn.functional.normalize(torch.cat([states[name][exits.DEPTH] for name in sources]))
+        states, texts = exits.raw_states(data, "texts"), sources(data)
+        self.texts = list(chain(*texts.values()))
+        self.targets = torch.nn.functional.normalize(torch.cat([states[name][exits.DEPTH] for name in texts]))
         self.read = words_of(self.tokenizer, self.texts)
         counts = Counter(word for text in self.read for word in text if len(word) > 1)
         self.frequent = [word for word, _ in counts.most_common(most)]

@@ -29,7 +29,9 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, PASSAGES, RETRIEVAL_TESTS, sources
+from benchmarks.reproduction.embedding import FOLDER, MAX_LENGTH
+from benchmarks.reproduction.exits import RETRIEVAL_TESTS
+from benchmarks.reproduction.fit_texts import PASSAGES, sources
 from benchmarks.reproduction.paths import exported, fitted, listed
 from benchmarks.reproduction.study import add_run, computed_once, documents_there, finished, tests_there
 from benchmarks.reproduction.training_data import Pair, training_pairs

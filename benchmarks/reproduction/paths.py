@@ -28,18 +28,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RETRIEVAL_TESTS, STS_TESTS, sources
+from benchmarks.reproduction.embedding import FOLDER, MAX_LENGTH, documents_of, embed
+from benchmarks.reproduction.exits import RETRIEVAL_TESTS, STS_TESTS
+from benchmarks.reproduction.fit_texts import sources
 from benchmarks.reproduction.study import (
     add_run,
-    computed_once,
     documents_there,
     encoder_parser,
     finished,
@@ -127,28 +127,6 @@ def exported(checkpoint: Checkpoint, depth: int, name: str) -> Path:
         with replacing_files(folder) as draft:
             export_native(checkpoint, draft, Granularity(depth, checkpoint.full.dim))
     return folder
-
-
-def embed(folder: Path, side: str, texts: Sequence[str], depth: int | None = None) -> torch.Tensor:
-    """Normalised embeddings of a folder by sentence-transformers; with remote code at a `depth`, without if there is
-    none."""
-    from sentence_transformers import SentenceTransformer
-
-    elastic: Any = {} if depth is None else {"trust_remote_code": True, "model_kwargs": {"output_layer": depth}}
-    model = SentenceTransformer(str(folder), device="cpu", **elastic)
-    model.max_seq_length = MAX_LENGTH
-    encode = model.encode_query if side == "queries" else model.encode_document
-    return encode(list(texts), convert_to_tensor=True, normalize_embeddings=True).float()
-
-
-def documents_of(name: str, folder: Path, tests: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Test -> embeddings of its documents by an encoder, which are computed once."""
-    return {
-        test: computed_once(
-            FOLDER / f"paths-{name}-{test}.pt", partial(embed, folder, "documents", evaluator.texts["documents"])
-        )
-        for test, evaluator in tests.items()
-    }
 
 
 def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:

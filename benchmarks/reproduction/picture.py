@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.reproduction.report import Difference, measured, runs_on
 from benchmarks.reproduction.run import read_runs
 from benchmarks.reproduction.studies import STUDIES
-from benchmarks.reproduction.tables import Content, results
+from benchmarks.reproduction.tables.cells import Content, results
 
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from benchmarks.reproduction.exits import DEPTH, RETRIEVAL_TESTS, WIDTH, evaluators, raw_states, sources
+from benchmarks.reproduction.exits import DEPTH, RETRIEVAL_TESTS, WIDTH, evaluators, raw_states
+from benchmarks.reproduction.fit_texts import sources
 from benchmarks.reproduction.study import Run, add_results
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.convert import converted
@@ -37,7 +38,7 @@ from m3bert.evaluation.evaluators import Retrieval
 from m3bert.evaluation.metrics import ranking_scores
 from m3bert.evaluation.search import exact_search, rerank
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
-from m3bert.trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
+from m3bert.trainers import Granularity, TeacherEmbeddings, truncate
 
 
 FOLDER = Path("runs/qama")
@@ -111,9 +112,7 @@ def quantizer_of(data: Path, settings: dict[str, Any] | None, seed: int) -> tupl
     teacher = TeacherEmbeddings(list(rows), np.load(file, mmap_mode="r"))
     model, tokenizer = converted(default_base())
     dataset = Dataset.from_dict({"text": list(rows)})
-    trainer = Run(QAMAConfig, QAMATrainer, TRAINING | settings).train(
-        model, tokenizer, dataset, {"teacher": teacher}, seed=seed
-    )
+    trainer = Run("qama", TRAINING | settings).train(model, tokenizer, dataset, {"teacher": teacher}, seed=seed)
     return trainer.quantizer.eval(), time.perf_counter() - start
 
 

@@ -43,7 +43,8 @@ from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
 from m3bert.commands.command import argument_parser, run_command
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.device import ComputeArguments
-from m3bert.evaluation import GridEncoder, evaluate_grid
+from m3bert.evaluation import GridEncoder, GridResults, evaluate_grid
+from m3bert.evaluation.evaluators import Evaluator
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
 from m3bert.trainers.distillation.objective import DistillationConfig
@@ -253,7 +254,7 @@ def first_stage(
     settings = {**study.settings, "max_steps": study.steps, "learning_rate": rate, "seed": run.seed}
     objects = {}
     rows = first_rows(dataset, run.seed, study.steps, study.settings["per_device_train_batch_size"])
-    if issubclass(method.config_class, DistillationConfig):
+    if issubclass(method.classes[0], DistillationConfig):
         settings["teacher_cache_dir"] = str(work / "teacher")
         if method.taught_by_real:  # the same for all methods
             settings["teacher_cache_dir"] = str(cache / "teachers")
@@ -309,6 +310,38 @@ def arguments_of(args: TrainingArguments) -> dict[str, Any]:
     }
 
 
+def scores_of(run: Planned, folder: Path, tests: Mapping[str, Evaluator], data: Path, work: Path) -> GridResults:
+    """The scores of a trained model at the granularities of its method."""
+    study = run.study
+    encoder = GridEncoder.from_pretrained(
+        folder,
+        grid=study.sizes(run.method, run.backbone),
+        compute=ComputeArguments(),
+        model_kwargs={"dtype": torch.bfloat16},
+        batch_size=128,
+        max_length=study.test_length or study.settings["max_length"],
+        pooling=study.settings.get("pooling", "mean"),
+    )
+    options: Any = {"two_stages": False, "asymmetric": False, "unfinished": work / "scores.json", "seed": run.seed}
+    return evaluate_grid(encoder, development_tasks(tests), data, **options)
+
+
+def identity_of(run: Planned, rate: float | None, cache: Path) -> dict[str, Any]:
+    """What a results file says about its run before training."""
+    made = cache / run.backbone / "model.safetensors"
+    weights = {"weights": sha256(made.read_bytes()).hexdigest()[:12]} if run.backbone in MADE else {}
+    return {
+        "study": run.study.name,
+        "method": run.method,
+        "backbone": run.backbone,
+        **weights,
+        "seed": run.seed,
+        "learning_rate": rate,
+        "split": "development" if run.development else "test",
+        **({} if run.development else {"frozen": run.study.frozen[run.backbone]}),
+    }
+
+
 def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Path) -> dict[str, Any]:
     """
     Train and score a run, and write its file.
@@ -327,29 +360,10 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
     described = about(run.seed, packages=("datasets", "sentence-transformers"))
     set_seed(run.seed)
     folder, record = trained(run, rate, dataset, data, cache, work)
-    encoder = GridEncoder.from_pretrained(
-        folder,
-        grid=study.sizes(run.method, run.backbone),
-        compute=ComputeArguments(),
-        model_kwargs={"dtype": torch.bfloat16},
-        batch_size=128,
-        max_length=study.test_length or study.settings["max_length"],
-        pooling=study.settings.get("pooling", "mean"),
-    )
-    options: Any = {"two_stages": False, "asymmetric": False, "unfinished": work / "scores.json", "seed": run.seed}
-    evaluated = evaluate_grid(encoder, development_tasks(tests), data, **options)
-    made = cache / run.backbone / "model.safetensors"
-    weights = {"weights": sha256(made.read_bytes()).hexdigest()[:12]} if run.backbone in MADE else {}
+    evaluated = scores_of(run, folder, tests, data, work)
     seconds = record["seconds"] | {"evaluation": sum(sum(parts.values()) for parts in evaluated.seconds.values())}
     result: dict[str, Any] = {
-        "study": study.name,
-        "method": run.method,
-        "backbone": run.backbone,
-        **weights,
-        "seed": run.seed,
-        "learning_rate": rate,
-        "split": "development" if run.development else "test",
-        **({} if run.development else {"frozen": study.frozen[run.backbone]}),
+        **identity_of(run, rate, cache),
         **described,
         "resumed": record["resumed"],
         "seconds": {name: round(value, 1) for name, value in seconds.items()},

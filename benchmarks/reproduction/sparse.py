@@ -25,7 +25,8 @@ import numpy as np
 from scipy.sparse import csc_array
 from Stemmer import Stemmer
 
-from benchmarks.reproduction.exits import MAX_LENGTH, sources
+from benchmarks.reproduction.embedding import MAX_LENGTH
+from benchmarks.reproduction.fit_texts import sources
 from benchmarks.reproduction.paths import SHARE
 from benchmarks.reproduction.study import add_results, tests_there
 from m3bert import FitOptions, Grid, GridEncoder, fit

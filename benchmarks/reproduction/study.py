@@ -21,6 +21,7 @@ from benchmarks._measure import commit
 from m3bert.commands.command import argument_parser
 from m3bert.commands.recipes import merged
 from m3bert.commands.sources import default_base
+from m3bert.commands.train import method_of
 from m3bert.evaluation import Task, find_task
 from m3bert.evaluation.evaluators import Evaluator, Vectors
 from m3bert.evaluation.readers import load_task
@@ -40,14 +41,17 @@ class Run:
     One way to train.
 
     Args:
-        config_class (`type`): Configuration of the trainer.
-        trainer_class (`type`): The trainer.
+        name (`str`): Name of the method, as `m3bert train` calls it.
         settings (`dict`, *optional*): Where the run differs from the configuration's defaults.
     """
 
-    config_class: type
-    trainer_class: type
+    name: str
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> tuple[Any, Any]:
+        """The configuration and the trainer."""
+        return method_of(self.name)
 
     def train(
         self,
@@ -82,10 +86,11 @@ class Run:
         }
         if folder is not None:
             quiet |= {"save_strategy": "steps", "save_steps": 25, "save_total_limit": 1}
+        config_class, trainer_class = self.classes
         with tempfile.TemporaryDirectory() as temporary:
             output = str(folder or temporary)
-            args = self.config_class(output_dir=output, **merged({**quiet, **shared}, self.settings))
-            trainer = self.trainer_class(model, args, tokenizer, dataset, **(objects or {}))
+            args = config_class(output_dir=output, **merged({**quiet, **shared}, self.settings))
+            trainer = trainer_class(model, args, tokenizer, dataset, **(objects or {}))
             trainer.train(resume_from_checkpoint=next(reversed(complete_checkpoints(output)), None))
         return trainer
 

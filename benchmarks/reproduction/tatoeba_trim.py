@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from transformers import AutoConfig
 
-from benchmarks.reproduction.paths import embed
+from benchmarks.reproduction.embedding import embed
 from benchmarks.reproduction.study import Scores, add_results, tests_there
 from m3bert.commands import trim
 from m3bert.commands.command import argument_parser, run_command

@@ -25,8 +25,9 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, SHORT, mostly_short, short_queries, sources
-from benchmarks.reproduction.paths import documents_of, embed, exported, fitted, listed
+from benchmarks.reproduction.embedding import FOLDER, MAX_LENGTH, documents_of, embed
+from benchmarks.reproduction.fit_texts import SHORT, mostly_short, short_queries, sources
+from benchmarks.reproduction.paths import exported, fitted, listed
 from benchmarks.reproduction.study import (
     Run,
     add_run,
@@ -42,7 +43,7 @@ from m3bert.commands.sources import data_folder
 from m3bert.data.teacher import Teacher
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.models.settings import EmbeddingSettings
-from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity
+from m3bert.trainers import Granularity
 
 
 DEPTHS = {"minilm": [2, 3], "e5": [4, 6]}  # a third and a half of the layers
@@ -80,7 +81,7 @@ def train(name: str, source: str, start: Path, folder: Path, data: Path, changes
     settings = RECIPE | {"text_columns": ["text"], "logging_strategy": "no"} | changes
     seconds = time.perf_counter()
     checkpoints = folder.with_name(f"{folder.name}-checkpoints")
-    trainer = Run(ExitDistillationConfig, ExitDistillationTrainer, settings).train(
+    trainer = Run("exit-distillation", settings).train(
         model, tokenizer, Dataset.from_dict({"text": rows}), {"teacher": teacher}, checkpoints, seed=0
     )
     seconds = time.perf_counter() - seconds

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction.exits import MAX_LENGTH, lines, sources
+from benchmarks.reproduction.embedding import MAX_LENGTH
+from benchmarks.reproduction.fit_texts import lines, sources
 from benchmarks.reproduction.study import add_results, documents_there, encoder_parser, source_of
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder

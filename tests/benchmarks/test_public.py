@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.reproduction import public, tables
+from benchmarks.reproduction import public
+from benchmarks.reproduction.tables import measurements
 from m3bert.evaluation import find_task
 from m3bert.evaluation.readers import load_task
 from m3bert.evaluation.tasks import GROUPS
@@ -46,10 +47,10 @@ def test_the_study_is_priced_then_fitted_scored_and_written(tiny_checkpoint, sen
     file.unlink()
     public.main(command)
     assert json.loads(file.read_text())["scores"] == content["scores"], "finished steps are skipped"
-    monkeypatch.setattr(tables, "HERE", tmp_path)
-    assert "model | NanoBEIR | STS | NanoBEIR, documents by all layers |" in tables.public()
+    monkeypatch.setattr(measurements, "HERE", tmp_path)
+    assert "model | NanoBEIR | STS | NanoBEIR, documents by all layers |" in measurements.public()
 
 
 def test_the_table_is_empty_before_the_first_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "HERE", tmp_path)
-    assert tables.public().startswith("| size | NanoBEIR | STS |")
+    monkeypatch.setattr(measurements, "HERE", tmp_path)
+    assert measurements.public().startswith("| size | NanoBEIR | STS |")

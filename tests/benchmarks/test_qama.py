@@ -9,14 +9,16 @@ import torch
 pytest.importorskip("faiss")
 pytest.importorskip("matplotlib")
 
-from benchmarks.reproduction import qama as study, tables
+from benchmarks.reproduction import qama as study
+from benchmarks.reproduction.tables.cells import results
+from benchmarks.reproduction.tables.indexes import QAMA_STEPS
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity
 
 
 def test_all_steps_have_the_same_seeds():
-    scores = tables.results("qama")["scores"]
-    assert tables.QAMA_STEPS == list(study.STEPS) and all(set(scores[step]) == {"0", "1"} for step in study.STEPS)
+    scores = results("qama")["scores"]
+    assert QAMA_STEPS == list(study.STEPS) and all(set(scores[step]) == {"0", "1"} for step in study.STEPS)
 
 
 def test_agreement_counts_the_other_documents_that_both_find():

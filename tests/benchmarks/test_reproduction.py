@@ -14,13 +14,14 @@ from transformers import AutoModel, AutoTokenizer
 from benchmarks.reproduction import report, run
 from benchmarks.reproduction.design import Claim, Method, Stage, Study
 from benchmarks.reproduction.studies import STUDIES
-from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
+from m3bert import trainers
+from m3bert.trainers import ContrastiveTrainer
 from m3bert.trainers.core.checkpoints import complete_checkpoints
 from tests.conftest import refused
 from tests.evaluation_data import write_rows
 
 
-MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": "2,6x8,32"})
+MRL = Method("contrastive", {"grid": "2,6x8,32"})
 SETTINGS = {"per_device_train_batch_size": 4, "max_length": 16, "use_cpu": True, "save_steps": 2}
 TINY = Study(
     name="tiny", title="A study", source="nobody",
@@ -89,9 +90,9 @@ def test_a_killed_run_continues_with_its_checkpoint_and_ends_with_the_same_score
                 raise Killed
             return super().training_step(*arguments, **options)
 
-    dying = replace(study, methods={"MRL": replace(MRL, trainer_class=Dying)})
-    with pytest.raises(Killed):
-        run.run_all(development(dying)[:1], **place)
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(trainers, "ContrastiveTrainer", Dying)
+        run.run_all([planned], **place)
     assert [Path(folder).name for folder in complete_checkpoints(work / "checkpoints")] == ["checkpoint-2"]
     with monkeypatch.context() as patched:
         patched.setattr(run, "evaluate_grid", None)
@@ -249,12 +250,12 @@ def test_a_model_with_a_head_is_measured_and_then_fine_tuned_as_an_encoder(place
     monkeypatch.setattr(run, "held_out_text", lambda data: pieces)
     tokenizer = run.backbone("real", place["cache"])[1]
     monkeypatch.setattr(run, "backbone", lambda name, cache: (deepcopy(tiny_masked_lm), tokenizer))
-    then = Stage(ContrastiveConfig, ContrastiveTrainer, {**SETTINGS, "grid": "6x8,32", "max_steps": 1})
+    then = Stage("contrastive", {**SETTINGS, "grid": "6x8,32", "max_steps": 1})
     study = replace(
         TINY,
         methods={
             "pretrained": replace(MRL, untouched=True, then=then),
-            "MLM": Method(MultigranularMLMConfig, MultigranularMLMTrainer, then=then),
+            "MLM": Method("multigranular-mlm", then=then),
         },
         settings={"per_device_train_batch_size": 4, "use_cpu": True},
         learning_rates=(1e-2,),
@@ -303,5 +304,5 @@ def test_every_method_has_arguments_that_its_configuration_takes(tmp_path):
     for study in STUDIES.values():
         for method in (*study.methods.values(), *study.replacements.values()):
             settings = {**study.settings, **method.settings, "max_steps": study.steps, "use_cpu": True}
-            method.config_class(output_dir=str(tmp_path), **settings)
+            method.classes[0](output_dir=str(tmp_path), **settings)
         assert {name for claim in study.claims for name in (claim.better, claim.worse)} <= study.methods.keys()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, set_seed
 
-from benchmarks.reproduction import sparse, study, tables
+from benchmarks.reproduction import sparse, study
+from benchmarks.reproduction.tables import indexes
 from benchmarks.static_query import elastic
 from m3bert.evaluation import GridEncoder
 from m3bert.evaluation.hybrid import bm25_search
@@ -79,5 +80,5 @@ def test_the_study_runs_and_is_a_table(splade, minilm, sentences, tmp_path, monk
     values = {name: its["cranfield"]["search"] for name, its in content["scores"].items()}
     assert all(0 <= its["ndcg@10"] <= 1 and its["cpu_ms"] > 0 for its in values.values())
     assert values["table + BM25"]["bytes"] == pytest.approx(4 * 384 + values["BM25"]["bytes"], abs=1e-4)
-    monkeypatch.setattr(tables, "results", lambda name: content)
-    assert "| queries | cranfield | mean | CPU ms per query | bytes per document |" in tables.sparse()
+    monkeypatch.setattr(indexes, "results", lambda name: content)
+    assert "| queries | cranfield | mean | CPU ms per query | bytes per document |" in indexes.sparse()

@@ -34,6 +34,7 @@ from benchmarks import data
 from benchmarks.reproduction import (
     backbones,
     exits,
+    fit_texts,
     join,
     late,
     paths,
@@ -173,13 +174,13 @@ SHORT = {
     exits: {
         "FITS": {"static": {}},
         "DIMS": [384],
-        "QUERIES": 20,
         "STS_TESTS": ["stsb"],
         "RETRIEVAL_TESTS": ["cranfield"],
         "TRAINED": Grid.parse("0,6x384"),
         "TRAINING": exits.TRAINING | {"grid": "0,6x384", "per_device_train_batch_size": 8},
         "fit_exits": partial(exits.fit_exits, layers=[0]),
     },
+    fit_texts: {"QUERIES": 20},
     paths: {
         "DEPTHS": {"minilm": [2], "late": [2]},
         "SHARE": {"minilm": 1, "late": 1},
@@ -285,7 +286,7 @@ def test_every_study_starts(sets, whole, machine, tmp_path, capsys):
     method = whole.methods[name]
     if method.then is not None:
         method = replace(method, then=replace(method.then, settings={**method.then.settings, "max_steps": 2, **small}))
-    if hasattr(method.config_class, "allow_untrained_teacher"):
+    if hasattr(method.classes[0], "allow_untrained_teacher"):
         method = replace(method, settings={**method.settings, "allow_untrained_teacher": True})
     tests = dict.fromkeys([*whole.development, *(tests[0] for tests in whole.families.values())])
     changes = {"steps": 2, "settings": {**whole.settings, **small}, "development": tuple(tests), "replacements": {}}

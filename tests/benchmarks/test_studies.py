@@ -14,7 +14,7 @@ from datasets import Dataset
 from torch.nn.functional import cosine_similarity, normalize
 from transformers import AutoTokenizer
 
-from benchmarks.reproduction import exits, paths, study
+from benchmarks.reproduction import embedding, exits, fit_texts, paths, study
 from benchmarks.reproduction.backbones import backbone, contrastive, reinitialised
 from benchmarks.reproduction.encoders import BLOCK, four_bits
 from benchmarks.reproduction.join import METHODS
@@ -128,10 +128,12 @@ def study_of_paths(tmp_path, monkeypatch):
     with gzip.open(data / "cranfield" / "qrels.tsv.gz", "wt") as file:
         file.write("query-id\tcorpus-id\tscore\n" + "".join(f"q\t{n}\t1\n" for n in (0, 4, 8)))
     changed = {
-        "TESTS": {"tiny": ["cranfield"]}, "SYMMETRIC": {"tiny": []}, "FOLDER": tmp_path, "DEPTHS": {"tiny": [2]},
+        "TESTS": {"tiny": ["cranfield"]}, "SYMMETRIC": {"tiny": []}, "DEPTHS": {"tiny": [2]},
     }  # fmt: skip
     for name, value in changed.items():
         monkeypatch.setattr(paths, name, value)
+    for module in (paths, embedding):
+        monkeypatch.setattr(module, "FOLDER", tmp_path)
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
     return data
 
@@ -172,7 +174,7 @@ def test_a_study_runs_without_the_sets_that_are_not_there(tmp_path, capsys):
     (tmp_path / "banking77").mkdir()
     with gzip.open(tmp_path / "banking77" / "train.jsonl.gz", "wt") as file:
         file.write('{"text": "Where is my card?"}\n')
-    assert exits.sources(tmp_path) == {"questions": ["Where is my card?"]}
+    assert fit_texts.sources(tmp_path) == {"questions": ["Where is my card?"]}
     with pytest.raises(ValueError, match=f"There are no tests of this study in {tmp_path}: set M3BERT_DATA"):
         exits.evaluators(tmp_path, development=True)
     said = capsys.readouterr().out
