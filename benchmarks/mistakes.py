@@ -46,7 +46,7 @@ MISTAKES = {
     f"{TRAIN} pairs.jsonl --text_columns anchor reply {OUT}": "pairs.jsonl lacks the column(s) reply; it has anchor, ",
     f"{TRAIN} pairs.jsonl --output_dir trained": "trained holds config.json: pass --overwrite",
     "embed --files missing.jsonl": "missing.jsonl: No such file or directory",
-    "embed --files pairs.jsonl": "pairs.jsonl lacks the column(s) text (--text_column names another); it has ",
+    "embed --files pairs.jsonl": "pairs.jsonl lacks the column(s) text (text_column names another); it has ",
     f"index plan.json --files pairs.jsonl --vector_store faiss {OUT}": "plan.json: No such file or directory",
     "index trained --add pairs.jsonl --files pairs.jsonl": "--files is for building an index: omit it with --add and ",
     "search folder question": "folder/index.json: No such file or directory",

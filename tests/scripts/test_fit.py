@@ -332,7 +332,7 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
     ):
         refused(reason, fit, [*line, *options])
     for command, option in ((convert, "--fit_exits"), (fit, "--files")):
-        refused(r"rows.jsonl lacks the column\(s\) text \(--text_column", command, [*line, option, files[1]])
+        refused(r"rows.jsonl lacks the column\(s\) text \(text_column", command, [*line, option, files[1]])
     assert not (tmp_path / "out").exists()
 
 
