@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
 from m3bert import modeling as modeling_m3bert
@@ -43,7 +43,7 @@ HEADS = {auto.removeprefix("AutoModel") or "Model": auto for auto in PIPELINES}
 PACKAGE = Path(modeling_m3bert.__file__).parent
 
 
-def full_size(config: Any, projection: Projection | None = None) -> Granularity:
+def full_size(config: PreTrainedConfig, projection: Projection | None = None) -> Granularity:
     """The granularity that a checkpoint is read at by default, from its config and its projection, if it has one."""
     width = getattr(config, "output_dim", None) or config.hidden_size
     return Granularity(config.num_hidden_layers, projection.out_features if projection is not None else width)
@@ -83,7 +83,7 @@ class Checkpoint:
         return elastic.get("source_auto_map", {})
 
     @cached_property
-    def config(self) -> Any:
+    def config(self) -> PreTrainedConfig:
         """The config of the model as it is loaded: that of a saved size has its layers alone."""
         config = load_config(self.folder, **self.code_options)
         depth, _ = resolve_size(config)

@@ -12,11 +12,10 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ..encode.granularity import Granularity, Grid
 from ..encode.projection import Projection
@@ -102,7 +101,12 @@ def export_native(
 
 
 def write_embedding_modules(
-    checkpoint: Checkpoint, folder: Path, size: Granularity, config: Any, dense: Projection | None, place: str
+    checkpoint: Checkpoint,
+    folder: Path,
+    size: Granularity,
+    config: PreTrainedConfig,
+    dense: Projection | None,
+    place: str,
 ) -> None:
     """Write the modules of sentence-transformers behind an encoder that was exported at a size, or copy those of late
     interaction, and the README. `config` is that of the export."""
@@ -126,7 +130,7 @@ def write_embedding_modules(
     write_readme(checkpoint, folder, "native", size, [config.model_type, *served], **facts)
 
 
-def native_of(model: Any, layer: int, dim: int) -> Any:
+def native_of(model: PreTrainedModel, layer: int, dim: int) -> PreTrainedModel:
     """The native model with the weights of an elastic one that was loaded at a size."""
     if layer == 0:
         raise ValueError("Depth 0 is a static table, not an encoder: export it with `m3bert export --format static`.")
@@ -146,7 +150,7 @@ def native_of(model: Any, layer: int, dim: int) -> Any:
 
 
 @torch.no_grad()
-def require_equal(model: Any, folder: Path, auto_class: Any) -> None:
+def require_equal(model: PreTrainedModel, folder: Path, auto_class: type[AutoModel]) -> None:
     """Raise a ValueError if the native model in a folder gives other hidden states than the elastic one that it was
     made from: a few encoders read the number of a layer, which changes in a path."""
     ids = torch.arange(min(model.config.vocab_size, 16))[None]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ from ..encode.encoder import GridEncoder
 from ..encode.granularity import Granularity, Grid
 from ..encode.states import TextStates, nested_states, truncate, unwrap_encoder
 from ..utils.extras import require_extra
+
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 
 INPUTS, OUTPUTS = ["input_ids", "attention_mask"], ["last_hidden_state", "sentence_embedding"]
@@ -239,12 +243,12 @@ def tokenize(encoder: GridEncoder, texts: Sequence[str]) -> dict[str, np.ndarray
     return {name: tokens[name].astype(np.int64) for name in INPUTS}
 
 
-def embed(session: Any, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarray:
+def embed(session: InferenceSession, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarray:
     """Embed one batch of texts in onnxruntime, without prompts: float32 `(texts, dim)`."""
     return session.run(["sentence_embedding"], tokenize(encoder, texts))[0]
 
 
-def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+def open_session(model: Path | bytes, threads: int | None = None) -> InferenceSession:
     """Open a file or its content as an `onnxruntime.InferenceSession` on the CPU. With `threads`, idle threads sleep
     between two calls; onnxruntime's own wait actively."""
     from onnxruntime import InferenceSession, SessionOptions

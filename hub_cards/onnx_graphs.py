@@ -16,7 +16,7 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ from ..utils.durable import remove_files
 from .checkpoint import full_size
 from .onnx_export import PACKAGES, embed, export_onnx, halve_onnx, open_session, quantize_onnx
 from .tables import markdown
+
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 
 QUALITY = "onnx/quality.json"
@@ -253,7 +257,9 @@ def measure(
     return graphs
 
 
-def embed_all(session: Any, encoder: GridEncoder, texts: Sequence[str], role: Role | None = "query") -> torch.Tensor:
+def embed_all(
+    session: InferenceSession, encoder: GridEncoder, texts: Sequence[str], role: Role | None = "query"
+) -> torch.Tensor:
     """The embeddings `(texts, dim)` of any number of texts in onnxruntime, with the prompt of their role."""
     texts = [encoder.prompt_of(role) + text for text in texts]
     order = np.argsort([len(text) for text in texts], kind="stable")  # texts of similar length share a batch

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedConfig
 
 from ..encode.granularity import Granularity, Grid
 from ..encode.precisions import FLOAT, bytes_per_vector
@@ -41,18 +41,18 @@ class Cost(NamedTuple):
     flops_per_token: int
 
 
-def tokens_counted(config: Any) -> int:
+def tokens_counted(config: PreTrainedConfig) -> int:
     """Length in tokens of the text whose operations are counted: 128, or all that the model reads."""
     return min(128, max_positions(config))
 
 
-def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity, Cost]:
+def costs(config: PreTrainedConfig, granularities: Iterable[Granularity]) -> dict[Granularity, Cost]:
     """The cost of each granularity of the encoder with this config, counted on the architecture without weights."""
     modules = cache(lambda layer: _modules(config, layer))
     return {g: _cost(config, modules(g.layer), g) for g in granularities}
 
 
-def depth_table(config: Any, grid: Grid, latency: Latency | None) -> str:
+def depth_table(config: PreTrainedConfig, grid: Grid, latency: Latency | None) -> str:
     """One row per depth of a grid, at its most dims: parameters, operations, and ms to encode in each runtime."""
     runtimes, rows = {}, []
     if latency is not None:
@@ -75,7 +75,7 @@ def dim_table(grid: Grid, latency: Latency | None) -> str:
     return markdown(header, rows)
 
 
-def _modules(config: Any, layers: int) -> nn.ModuleDict:
+def _modules(config: PreTrainedConfig, layers: int) -> nn.ModuleDict:
     """The encoder up to a layer, its exit, and the static table that it reads, without weights."""
     spec, width, modules = Elasticity.of(config), config.hidden_size, nn.ModuleDict()
     shallow, code = copy.deepcopy(config), (getattr(config, "elastic", None) or {}).get("source_auto_map")
@@ -102,7 +102,7 @@ def _modules(config: Any, layers: int) -> nn.ModuleDict:
 
 
 @torch.no_grad()
-def _cost(config: Any, modules: nn.ModuleDict, g: Granularity) -> Cost:
+def _cost(config: PreTrainedConfig, modules: nn.ModuleDict, g: Granularity) -> Cost:
     """The cost of a granularity that runs these modules."""
     tokens, width, static = tokens_counted(config), config.hidden_size, None
     ids = torch.ones(1, tokens, dtype=torch.long, device="meta")

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from .configuration_elastic import PER_LAYER, SIZE, Elasticity, Size, cut_config, entries, resolve_size
 from .files_elastic import (
@@ -96,7 +96,7 @@ class Loading:
     list_name: str = ""
     left_out: str = ""
 
-    def before_weights(self, model: Any) -> None:
+    def before_weights(self, model: PreTrainedModel) -> None:
         """Remove what does not run. The layers that run keep their numbers in the source until the weights are read:
         tensors have these in their names, and some encoders read them when they are built."""
         encoder = model.base_model
@@ -119,9 +119,9 @@ class Loading:
         kind = list if ignored is None else type(ignored)  # a set, since transformers 5.12
         model._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), self.left_out])
 
-    def after_weights(self, model: Any) -> None:
+    def after_weights(self, model: PreTrainedModel) -> None:
         """Make the model one of the size, with its parts. A second call does nothing."""
-        encoder: Any = model.base_model
+        encoder = model.base_model
         if encoder.loading is None:
             return
         del encoder.loading
@@ -142,7 +142,7 @@ class Loading:
         encoder.loaded_from = self.source.with_settings()
         model.eval()
 
-    def number_layers(self, encoder: Any) -> None:
+    def number_layers(self, encoder: PreTrainedModel) -> None:
         """Number the layers that are left as a native model of them does."""
         path, _, leaf = self.list_name.rpartition(".")
         running = nn.ModuleList(encoder.get_submodule(self.list_name).children())
@@ -152,7 +152,7 @@ class Loading:
                 if "layer_idx" in vars(module):  # of its keys and values in a cache
                     vars(module)["layer_idx"] = place
 
-    def cut_configs(self, encoder: Any) -> None:
+    def cut_configs(self, encoder: PreTrainedModel) -> None:
         """Make the config that of a native model of the depth. It remembers what the source has."""
         config, whole = encoder.config, encoder.config.num_hidden_layers
         names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
@@ -164,7 +164,7 @@ class Loading:
             if getattr(vars(module).get("config"), "num_hidden_layers", None) == whole:
                 module.config = config
 
-    def add_parts(self, encoder: Any, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
+    def add_parts(self, encoder: PreTrainedModel, spec: Elasticity, device_map: Mapping[str, Any] | None) -> None:
         """Read the parts of some depths. Exits are put where the last layer runs, and the table where token ids are:
         the first accelerator of a device map, which runs what is offloaded."""
         config, source, depth = encoder.config, self.source, encoder.config.num_hidden_layers
@@ -199,7 +199,7 @@ class ElasticLoading(_Model):
         cls,
         pretrained_model_name_or_path: Any,
         *args: Any,
-        config: Any = None,
+        config: PretrainedConfig = None,
         output_layer: int | None = None,
         output_dim: int | None = None,
         output_loading_info: bool = False,
@@ -285,7 +285,7 @@ class ElasticLoading(_Model):
             super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
         else:
             self._save_whole(folder, is_main_process, state_dict, *args, exact=exact, **kwargs)
-        encoder: Any = self.base_model
+        encoder = self.base_model
         if is_main_process and (encoder is self or self.get_output_embeddings() is not None):
             write_settings(encoder, folder)  # a classifier embeds nothing
 
@@ -293,7 +293,7 @@ class ElasticLoading(_Model):
         self, folder: Path, is_main_process: bool, state_dict: Any, *args: Any, exact: bool, **kwargs: Any
     ) -> None:
         """Save a model without an adapter, but for the settings of sentence-transformers."""
-        encoder: Any = self.base_model
+        encoder = self.base_model
         prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
         tensors = self.state_dict() if state_dict is None else state_dict
         parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

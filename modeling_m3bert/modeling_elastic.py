@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_elastic import SIZE, Elasticity, Size, entries, for_new_weights, resolve_size
@@ -37,7 +37,7 @@ class ElasticMixin(ElasticLoading):
 
     def __init__(self, config: PretrainedConfig, *args: Any, loading: Loading | None = None, **kwargs: Any):
         super().__init__(for_new_weights(config) if loading is None else config, *args, **kwargs)
-        encoder: Any = self.base_model
+        encoder = self.base_model
         if not isinstance(encoder, ElasticMixin):
             encoder.__class__ = elastic_class(encoder.__class__, False)
         encoder.elastic = ElasticParts()
@@ -213,7 +213,7 @@ class ElasticMixin(ElasticLoading):
     # Token embeddings, of encoders and heads: a model that is a static table alone has those of the table
 
     def _table_alone(self) -> Any:
-        encoder: Any = self.base_model
+        encoder = self.base_model
         return encoder.elastic.table if encoder.config.num_hidden_layers == 0 else None
 
     def get_input_embeddings(self) -> Any:
@@ -226,7 +226,7 @@ class ElasticMixin(ElasticLoading):
             super().set_input_embeddings(value)
 
     def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
-        encoder: Any = self.base_model
+        encoder = self.base_model
         table = encoder.elastic.table
         rows = None if table is None else table.weight.detach()
         resized = super()._resize_token_embeddings(*args, **kwargs)
@@ -275,7 +275,7 @@ def _empty(native: type, head: bool) -> Any:
     return kind.__new__(kind)
 
 
-def make_elastic(model: Any) -> Any:
+def make_elastic(model: PreTrainedModel) -> PreTrainedModel:
     """Make a model elastic in place, without any depths yet ([`~ElasticMixin.set_depths`]), and return it."""
     encoder = model.base_model
     if not isinstance(encoder, ElasticMixin):
@@ -310,7 +310,7 @@ class ElasticModel(AutoMapClass):
         return getattr(transformers, names if isinstance(names, str) else names[0])
 
     @classmethod
-    def from_pretrained(cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_pretrained(cls, name_or_path: Any, *args: Any, config: PretrainedConfig = None, **kwargs: Any) -> Any:
         """As [`~ElasticMixin.from_pretrained`]. Heads read the hidden state of the depth, without an exit."""
         source, head = Source.at(name_or_path, kwargs), cls.auto_class != "AutoModel"
         if config is None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from torch import nn
+from transformers import PreTrainedModel
 
 from .configuration_elastic import Elasticity, set_layers
 
@@ -137,7 +138,7 @@ def texts_of_tokens(boundaries: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.searchsorted(boundaries[1:].to(index.dtype).contiguous(), index, right=True)
 
 
-def check_parts(model: Any, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
+def check_parts(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
     """Raise a ValueError that says `what` lacks a tensor of the depths of a spec, or has one of another shape."""
     width = model.config.hidden_size
     shapes: dict[str, Any] = {"table": (model.config.vocab_size, width)} if spec.table else {}
@@ -203,7 +204,7 @@ def replaced(module: nn.Module, parts: Mapping[str, torch.Tensor | nn.Module]) -
     return new
 
 
-def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
+def view(model: PreTrainedModel, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> PreTrainedModel:
     """
     A model that runs some layers of another (counted from 1; without a head), with which it shares all weights. The
     native `forward` makes masks, positions and the final norm. `modules` run in the place of the layers, if given.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..encode.granularity import is_elastic
 from ..modeling.configuration_elastic import Elasticity, legal_layers
@@ -42,7 +42,9 @@ class BackboneArguments:
     overwrite: bool = option(False, "Replace the model and the checkpoints that output_dir holds.")
 
 
-def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:
+def load_backbone(
+    options: BackboneArguments, auto_class: type[AutoModel]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model to train and its tokenizer."""
     name = options.model_name_or_path
     tokenizer_name = options.tokenizer_name or name
@@ -94,7 +96,7 @@ def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any])
     return convert_to_m3bert(model, layers=chosen)
 
 
-def with_adapter(model: Any, options: BackboneArguments) -> Any:
+def with_adapter(model: PreTrainedModel, options: BackboneArguments) -> Any:
     if options.peft is None:
         return model
     if options.peft != "lora":

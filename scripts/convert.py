@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..encode.device import ComputeArguments
 from ..models.repository import MODEL_FILES, loading_from
@@ -29,6 +29,8 @@ from .fit import ExitArguments, fit_options, report, teacher_of
 
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ..modeling import M3BertModel
 
 
@@ -73,7 +75,7 @@ def convert(
 
 def converted(
     source: str, revision: str | None = None, *, encoder_only: bool = False, student_layers: str | None = None
-) -> tuple[M3BertModel, Any]:
+) -> tuple[M3BertModel, PreTrainedTokenizerBase]:
     from ..encode.states import longest_text
     from ..modeling.files_elastic import source_of
     from ..models.auto import load_model
@@ -106,7 +108,7 @@ def layers_from(text: str, depth: int, name: str) -> list[int]:
     return layers if len(layers) > 1 else [*range(1, layers[0] + 1)]
 
 
-def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:
+def for_m3bert(tokenizer: PreTrainedTokenizerBase, model: M3BertModel) -> PreTrainedTokenizerBase:
     """The tokenizer of a converted model: without token types, and limited to the model's positions."""
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # only what is in here is saved

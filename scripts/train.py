@@ -162,7 +162,9 @@ def check_options(backbone: BackboneArguments, args: Any) -> None:
         raise ValueError("The base model that --student_layers makes would be lost: pass --merge_adapter.")
 
 
-def build_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
+def build_trainer(
+    trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any
+) -> trainers.NestedTrainer:
     """The trainer of a method, with its model and its data."""
     from transformers import AutoModel, AutoModelForMaskedLM
 

@@ -14,6 +14,7 @@ from ..utils.help_texts import option
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass
@@ -84,7 +85,9 @@ def embedding_rows(data: DataArguments, args: Any) -> tuple[Any, Any]:
     return train, read_data(data, evaluation=True)
 
 
-def masked_lm_rows(data: DataArguments, args: Any, model: Any, tokenizer: Any) -> tuple[Dataset, Dataset | None]:
+def masked_lm_rows(
+    data: DataArguments, args: Any, model: PreTrainedModel, tokenizer: Any
+) -> tuple[Dataset, Dataset | None]:
     """The texts to train a masked language model on, and those to evaluate on."""
     from ..data.preparing import load_prepared, read_prepared
     from ..encode.states import unwrap_encoder
@@ -98,7 +101,9 @@ def masked_lm_rows(data: DataArguments, args: Any, model: Any, tokenizer: Any) -
     return train, masked_lm_data(data, args, tokenizer, evaluation=True)
 
 
-def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
+def masked_lm_data(
+    data: DataArguments, args: Any, tokenizer: PreTrainedTokenizerBase, *, evaluation: bool
+) -> Dataset | None:
     """The tokenised texts to train or evaluate on, mixed by language with `language_exponent`."""
     from ..data.files import load_files, tokenize_texts
     from ..data.languages import mix_languages
@@ -120,7 +125,7 @@ def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation
     return mix_languages(tokenized, exponent=data.language_exponent or 1.0, seed=args.seed)
 
 
-def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> Any:
+def cleaned(dataset: Dataset, data: DataArguments, args: Any, label: str = "") -> Any:
     """The pairs of a dataset without duplicates and pairs over the maximum. Says what was dropped."""
     from ..data.pairs import clean_pairs
 

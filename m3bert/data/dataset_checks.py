@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
-from typing import Any
 
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from torch.utils.data import ConcatDataset
 from transformers import TrainingArguments
 
@@ -13,12 +12,12 @@ from ..utils.columns import check_columns
 from .streams import column_names_of
 
 
-def require_columns(dataset: Any, columns: Iterable[str], name: str = "The dataset") -> None:
+def require_columns(dataset: Dataset, columns: Iterable[str], name: str = "The dataset") -> None:
     """[`check_columns`] of a dataset or stream, which the message calls `name`."""
     check_columns(column_names_of(dataset), columns, name)
 
 
-def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The training set") -> None:
+def require_one_batch(dataset: Dataset, args: TrainingArguments, name: str = "The training set") -> None:
     """Raise a ValueError if a training set, which the message calls `name`, is empty, or smaller than one batch and
     `dataloader_drop_last` drops smaller batches: an epoch would have no step; or if `train_sampling_strategy` cannot
     order its rows."""
@@ -39,7 +38,7 @@ def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The tr
         raise ValueError(f"{name} has no rows.")
 
 
-def require_known_metric(args: TrainingArguments, eval_dataset: Any, evaluator: bool) -> None:
+def require_known_metric(args: TrainingArguments, eval_dataset: Dataset | None, evaluator: bool) -> None:
     """Raise a ValueError if neither the evaluator nor one of several evaluation sets gives `metric_for_best_model`."""
     if args.metric_for_best_model is None or not isinstance(eval_dataset, dict):
         return

@@ -42,7 +42,9 @@ TEXT = pa.string()
 VERSION = "1"  # of how files are read: the library datasets keeps what an earlier version read apart
 
 
-def load_files(files: Sequence[str], *, text: Iterable[str] | None = None, streaming: bool = False) -> Any:
+def load_files(
+    files: Sequence[str], *, text: Iterable[str] | None = None, streaming: bool = False
+) -> Dataset | IterableDataset:
     """
     Read data files of one format: text (one row per line, column `text`), JSON Lines, CSV, TSV or Parquet. All but
     Parquet may be gzipped. Files are paths, patterns of paths, or URLs. Missing values, and empty cells of CSV and TSV
@@ -61,7 +63,7 @@ def load_files(files: Sequence[str], *, text: Iterable[str] | None = None, strea
     return load_split(list(files), "train", columns)
 
 
-def load_split(files: Any, split: str, text: tuple[str, ...] | None = None) -> Any:
+def load_split(files: Any, split: str, text: tuple[str, ...] | None = None) -> Dataset:
     """A split, which may be in part, of files by split, as [`load_files`] reads them."""
     every = chain(*files.values()) if isinstance(files, Mapping) else files
     # The library itself knows a file by its size and time of change.
@@ -181,7 +183,7 @@ def reading_data(what: str) -> Iterator[None]:
         raise ValueError(f"{what} cannot be read: {reason}") from error
 
 
-def require_texts(dataset: Any, columns: Sequence[str]) -> None:
+def require_texts(dataset: Dataset, columns: Sequence[str]) -> None:
     """Check that every row of a dataset has a text in every text column, for `"title+text"` in one of the fields. A
     stream is checked while it is read. Raises as [`require_columns`], or a ValueError if a text is missing."""
     fields = list(dict.fromkeys(field for column in columns for field in fields_of(column)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import datasets
 
@@ -13,7 +12,9 @@ from .files import load_files, load_split, reading_data
 from .formats import FORMATS, is_url, suffix_of
 
 
-def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:
+def load_hub(
+    name: str, config: str | None = None, *, split: str = "train", streaming: bool = False
+) -> datasets.Dataset | datasets.IterableDataset:
     """
     Read a split of a data set from the Hub, also in part: `train[:1000]`. No code of the data set runs. The files of a
     folder, which are named after their splits (`train.csv`), are read by [`load_files`], as texts; a repository by the

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..utils.extras import require_extra, require_sentence_transformers
 from ..utils.help_texts import option
 
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from .teacher import Teacher
 
 
@@ -31,7 +33,7 @@ class MiningOptions:
     seed: int = option(0, "Random seed, for --sampling random.")
 
 
-def mine(pairs: Any, teacher: Teacher, options: MiningOptions, corpus: list[str] | None = None) -> Any:
+def mine(pairs: Dataset, teacher: Teacher, options: MiningOptions, corpus: list[str] | None = None) -> Dataset:
     """Pairs with one column per negative. Candidates are all positives and the corpus, but not the query itself."""
     require_sentence_transformers("Mining")
     require_extra("faiss", "evaluation", "Mining")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import count
-from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from datasets.distributed import split_dataset_by_node
 
 from ..encode.ranks import rank, world_size
@@ -40,6 +39,6 @@ class Epochs(torch.utils.data.IterableDataset):
                 return
 
 
-def column_names_of(dataset: Any) -> list[str]:
+def column_names_of(dataset: Dataset) -> list[str]:
     """The columns of a dataset. Those of a stream are read from its first row, if it does not know them."""
     return list(dataset.column_names or next(iter(dataset), ()))

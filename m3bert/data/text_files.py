@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from ..utils.columns import fields_of
 from .formats import check_files, file_name
 
@@ -36,7 +38,7 @@ class TextFiles:
         for file, stream in self.streams.items():
             require_columns(stream, fields, file)
 
-    def sources(self, tokenizer: Any) -> dict[str, Iterator[str]]:
+    def sources(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Iterator[str]]:
         """Name of each file -> its texts, as an encoder with this tokenizer reads them; a missing text is empty. Files
         of the same name have their path as a name."""
         from .collators import joined_texts, separator_for

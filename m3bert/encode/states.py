@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..modeling.configuration_elastic import Elasticity, resolve_size
 from ..modeling.parts_elastic import layer_list, view
@@ -214,7 +214,7 @@ def first_position(config: EncoderConfig) -> int:
     return (config.pad_token_id or 0) + 1 if config.model_type in (*OFFSET_POSITIONS, "mpnet") else 0
 
 
-def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = None) -> int:
+def longest_text(config: EncoderConfig, tokenizer: PreTrainedTokenizerBase, published: int | None = None) -> int:
     """The longest text, in tokens, that an encoder embeds without truncation, within the limit it was published
     with."""
     limit = min(max_positions(config), tokenizer.model_max_length)

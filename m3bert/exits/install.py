@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..encode.states import StateKey, StateOnly
 from ..modeling.configuration_elastic import Elasticity
 from ..models.anatomy import store_anatomy
@@ -19,7 +21,7 @@ from .tokenized_texts import TokenizedTexts
 
 
 @contextmanager
-def without_depths(encoder: Any) -> Iterator[None]:
+def without_depths(encoder: PreTrainedModel) -> Iterator[None]:
     """An elastic encoder in evaluation mode, without its depths and the sizes that follow from them. If the block does
     not end, it has them again."""
     training, parts, config = encoder.training, encoder.elastic, encoder.config
@@ -52,7 +54,7 @@ def install(plan: FitPlan, encoded: Encoded, solution: Solution) -> ExitFit:
 
 def store_record(
     plan: FitPlan,
-    encoder: Any,
+    encoder: PreTrainedModel,
     texts: TokenizedTexts,
     paths: Mapping[int, RefittedPath],
     choices: Mapping[int, ChosenLayers],
@@ -130,7 +132,7 @@ def record_of_exits(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict
     }
 
 
-def declare(plan: FitPlan, encoder: Any, fit: ExitFit) -> None:
+def declare(plan: FitPlan, encoder: PreTrainedModel, fit: ExitFit) -> None:
     """Write into the config of the encoder what follows from a fit: its sizes, and that an exit holds its projection
     now."""
     config = encoder.config

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..encode.device import autocast
 from ..encode.padded_batches import TOKENS_PER_TEXT, PassCost, in_row_order, padded_chunks
@@ -21,7 +21,7 @@ Key = TypeVar("Key", int, StateKey)
 class RawStates:
     """The hidden states of an encoder before any exit. The options are those of [`fit_exits`]."""
 
-    encoder: Any
+    encoder: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     pooling: Pooling
     batch_size: int

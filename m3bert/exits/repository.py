@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -85,7 +85,9 @@ def fit(
     return fitted
 
 
-def load_source(source: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any]:
+def load_source(
+    source: str, revision: str | None, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """An encoder and its tokenizer. ValueError if exits cannot be fitted to it."""
     with loading_from(source):
         origin = Source.at(source, {"revision": revision, "trust_remote_code": trust_remote_code}).with_settings()
@@ -106,8 +108,8 @@ def _unfinished(output: Path) -> Path:
 
 
 def fit_model(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     texts: Iterable[str] | Sources | TextFiles,
     options: FitOptions,
     compute: ComputeArguments | None = None,

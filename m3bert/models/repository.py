@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedModel
 
 
 # Files of a model. A model that replaces another one removes all of them.
@@ -70,7 +71,7 @@ def copy_source(source: str, folder: Path, revision: str | None = None, others: 
             shutil.copyfile(file, target)
 
 
-def write_repository(model: Any, folder: Path) -> None:
+def write_repository(model: PreTrainedModel, folder: Path) -> None:
     """Write the elastic repository of a fitted encoder: the source that it was loaded from, and beside it the depths
     and the code that runs them."""
     from ..modeling.files_elastic import add_code, source_of, write_parts

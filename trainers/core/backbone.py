@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -15,11 +15,18 @@ from ...models.auto import load_model
 from ...models.settings import EmbeddingSettings, load_tokenizer
 
 
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
 ONE_MODEL = "A trainer has one model: to search, make one for each trial and compare trainer.evaluate()['eval_loss']."
 
 
 def backbone_of(
-    model: Any, tokenizer: PreTrainedTokenizerBase | None, auto_class: Any, peft_config: Any = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    auto_class: type[AutoModel],
+    peft_config: PeftConfig | None = None,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """
     The backbone that a trainer is to train, and its tokenizer, from the arguments of [`EmbeddingTrainer`]. A folder or
@@ -58,7 +65,7 @@ def backbone_of(
     return model, tokenizer
 
 
-def require_embeddings(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def require_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ValueError if the tokenizer has tokens without an embedding."""
     rows = model.get_input_embeddings().num_embeddings
     image = getattr(tokenizer, "image_token", None)  # of Gemma: no text has it

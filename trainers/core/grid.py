@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...encode.granularity import Grid
 from ...encode.projection import Projection
@@ -18,7 +17,7 @@ from .objective import Objective
 logger = logging.getLogger(__name__)
 
 
-def check_objective(objective: Objective, config: Any, projection: Projection | None) -> None:
+def check_objective(objective: Objective, config: PreTrainedConfig, projection: Projection | None) -> None:
     """Check before training that a model has what the objective reads, and that it could be saved with the grid."""
     if projection is not None:
         projection.validate(objective, config)
@@ -29,7 +28,7 @@ def check_objective(objective: Objective, config: Any, projection: Projection | 
         declare_grid(copy.deepcopy(config), objective.grid)
 
 
-def declare_grid(config: Any, grid: Grid) -> None:
+def declare_grid(config: PreTrainedConfig, grid: Grid) -> None:
     """Write the trained grid into a model's config, under the names that m3BERT and inference engines read. ValueError
     if the config's default granularity is not in the grid."""
     config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims

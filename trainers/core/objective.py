@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import torch
 from torch import nn
@@ -13,6 +13,10 @@ from torch import nn
 from ...encode.granularity import EncoderConfig, Granularity, Grid
 from ...encode.states import Pooling, StateKey, TextStates
 from ...utils.papers import Identity, Paper
+
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class TermLog:
         finite = torch.isfinite(torch.stack(list(self.sums.values()))).tolist()
         return [str(term) for term, is_finite in zip(self.sums, finite, strict=True) if not is_finite]
 
-    def pop(self, accelerator: Any) -> dict[str, float]:
+    def pop(self, accelerator: Accelerator) -> dict[str, float]:
         """Return name of each term -> mean over steps or rows, and processes, and reset the sums."""
         means = {}
         if self.sums:

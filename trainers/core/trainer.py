@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
+from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
@@ -162,13 +163,13 @@ class NestedTrainer(Trainer):
         return self.nested.projection
 
     @property
-    def callback_handler(self) -> Any:
+    def callback_handler(self) -> CallbackHandler:
         """The callbacks, which get the model that they can save, count or encode with, without its objective."""
         self._callback_handler.model = self._encoder
         return self._callback_handler
 
     @callback_handler.setter
-    def callback_handler(self, handler: Any) -> None:
+    def callback_handler(self, handler: CallbackHandler) -> None:
         self._callback_handler = handler
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +187,7 @@ class NestedTrainer(Trainer):
         if self.projection is None and self.nested.objective.layers:
             declare_grid(unwrap_encoder(self.backbone).config, self.nested.objective.grid)
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> DataLoader:
         if not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -295,16 +296,16 @@ class NestedTrainer(Trainer):
         for column in columns_of(inputs).values():
             super()._track_num_input_tokens(column)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             return super().get_eval_dataloader()  # which refuses
         return self.even_loader(self.eval_dataset[dataset] if isinstance(dataset, str) else dataset, "Evaluation")
 
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         return self.even_loader(test_dataset, "Test")
 
-    def even_loader(self, dataset: Any, description: str) -> Any:
+    def even_loader(self, dataset: Dataset, description: str) -> DataLoader:
         """Every row once, in batches that differ by at most one row."""
         rows = list(dataset) if isinstance(dataset, IterableDataset) else dataset
         batches = [] if dataset is NO_ROWS else evaluation_batches(len(rows), self.args.eval_batch_size)

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import AutoModel, PreTrainedTokenizerBase
+from torch.utils.data import DataLoader
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...data.collators import ColumnsCollator
 from ...data.samplers import BatchLoader, batches_of
@@ -27,6 +28,10 @@ from ..core.backbone import backbone_of
 from ..core.checkpoints import part_of, with_weights
 from ..core.objective import Objective
 from ..core.publishing import PublishingTrainer
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 logger = logging.getLogger(__name__)
@@ -64,14 +69,14 @@ class EmbeddingTrainer(PublishingTrainer):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         args: TextTrainingArguments,
         processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         teacher: Any = None,
         objective: Objective | None = None,
-        peft_config: Any = None,
+        peft_config: PeftConfig | None = None,
         **kwargs: Any,
     ):
         model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
@@ -126,7 +131,7 @@ class EmbeddingTrainer(PublishingTrainer):
         """Build the objective that `args` describes."""
         return args.build_objective(grid)
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> DataLoader:
         if not isinstance(self.train_dataset, NamedDatasets):
             return super().get_train_dataloader()
         rows, sampler = batches_of(self.train_dataset, self.data_collator, self.args, self._train_batch_size)
@@ -180,7 +185,7 @@ def projection_for(config: EncoderConfig, dim: int | None, published: EmbeddingS
     return Projection(config.hidden_size, dim)
 
 
-def has_dropout(model: Any) -> bool:
+def has_dropout(model: PreTrainedModel) -> bool:
     """Whether a backbone has dropout outside a classification head. The config shows dropout in attention, the modules
     show dropout in adapters."""
     return any(

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase, TrainerCallback
+from datasets import Dataset
+from transformers import (
+    AutoModelForMaskedLM,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from ...data.collators import MaskedLMCollator
 from ...data.packing import DOCUMENT_LENGTHS
@@ -20,6 +28,10 @@ from ..core.backbone import backbone_of
 from ..core.objective import NestedBatch, Objective, Terms
 from ..core.publishing import PublishingTrainer
 from .losses import nested_cross_entropy
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 class MultigranularMLM(Objective):
@@ -118,10 +130,14 @@ class MasksOfEpoch(TrainerCallback):
     def __init__(self, collator: MaskedLMCollator) -> None:
         self.collator = collator
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.collator.key = (args.seed, 0)  # of an evaluation before the first epoch
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.collator.key = (args.seed, int(state.epoch))
 
 
@@ -158,9 +174,9 @@ class MultigranularMLMTrainer(PublishingTrainer):
         model: Any,
         args: MultigranularMLMConfig,
         processing_class: PreTrainedTokenizerBase | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        peft_config: Any = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
+        peft_config: PeftConfig | None = None,
         **kwargs: Any,
     ):
         model, processing_class = backbone_of(model, processing_class, AutoModelForMaskedLM, peft_config)

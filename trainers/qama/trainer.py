@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ...data.teacher import TeacherEmbeddings
 from ...encode.granularity import EncoderConfig, Granularity, Grid
@@ -152,7 +153,7 @@ class QAMATrainer(DistillationTrainer):
 
     trains_quantizer = True
 
-    def __init__(self, model: Any, args: QAMAConfig, *others: Any, **kwargs: Any):
+    def __init__(self, model: PreTrainedModel, args: QAMAConfig, *others: Any, **kwargs: Any):
         super().__init__(model, args, *others, **kwargs)
         config = unwrap_encoder(self.backbone).config
         self.earlier_record = TrainingRecord.find(config.name_or_path) if config.name_or_path else None
@@ -217,7 +218,7 @@ class QAMATrainer(DistillationTrainer):
             self.earlier_record.save(output_dir)
 
 
-def require_published(encoder: Any, pooling: str | None, max_length: int | None) -> None:
+def require_published(encoder: PreTrainedModel, pooling: str | None, max_length: int | None) -> None:
     """Check that an encoder embeds as the model in its folder does, from which its embeddings are computed."""
     source = source_of(encoder)
     name, stored = source.name, load_config(source.name, **source.options)
