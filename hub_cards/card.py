@@ -10,7 +10,7 @@ from . import sizes, words
 from .adapter import AdapterCard
 from .card_source import CardSource
 from .metadata import with_edits
-from .scores import evaluations
+from .scores import card_results
 from .sections import generated, join, merge, parse
 from .tables import render
 
@@ -34,7 +34,7 @@ def render_card(source: CardSource | AdapterCard, previous: str | None = None) -
     modules = {"words": words, "sizes": sizes, "papers": papers}  # under these names in the template
     sections = generated(render(source.template, card=source, name=name, repo=source.repo_id, **modules))
     metadata = {key: value for key, value in source.metadata.items() if value}
-    if isinstance(source, CardSource) and source.results is not None and (scores := evaluations(source.results)):
+    if isinstance(source, CardSource) and source.results is not None and (scores := card_results(source.results)):
         metadata |= {"model_name": name, "eval_results": scores}
     data = ModelCardData(**metadata)
     if previous is not None:

@@ -78,7 +78,7 @@ class CardSource:
         branches (`Sequence[str]`): Branches of the repository that hold one size each.
     """
 
-    template: ClassVar[str] = "template.md"
+    template: ClassVar[str] = "card.md"
 
     repo_id: str
     checkpoint: Checkpoint

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..encode.granularity import Granularity, Grid
-from ..encode.precisions import FLOAT
 from ..evaluation.results import GridResults
 from ..utils.extras import require_extra
-from .sizes import Headline
+from .sizes import CODES_SHOWN, Headline
 from .tables import sizes_in, tasks_counted, title_of
 
 
 LEADS = ("quality_and_latency", "quality_and_bytes")  # the first that is drawn is at the top of a card
-LEAD_CODES = (FLOAT, "int8", "binary")  # a curve each
 
 
 if TYPE_CHECKING:
@@ -106,7 +104,7 @@ def curves_of(headline: Headline, timed: bool) -> dict[str, list[tuple[str, floa
     its depth; where these are one size, all sizes. A precision of one size has no curve.
     """
     full = headline.full
-    curves: dict[str, list[tuple[str, float, float]]] = {code: [] for code in LEAD_CODES}
+    curves: dict[str, list[tuple[str, float, float]]] = {code: [] for code in CODES_SHOWN}
     offers = [offer for offer in headline.offers if offer.granularity.code in curves and full.quality]
     offers = [offer for offer in offers if not timed or math.isfinite(offer.ms)]
     fixed, varied = ("dim", "layer") if timed else ("layer", "dim")

@@ -53,7 +53,7 @@ def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
     return files
 
 
-def sizes_of(folder: Path) -> dict[str, int]:
+def bytes_by_file(folder: Path) -> dict[str, int]:
     """File of a folder -> bytes."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}

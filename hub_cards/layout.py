@@ -26,11 +26,11 @@ from .checkpoint import Checkpoint
 from .export_files import write_json
 from .exports import TABLE, choose_sizes, export_plain
 from .figures import draw_all
-from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, RESULTS, files_of, sizes_of
+from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, RESULTS, bytes_by_file, files_of
 from .metadata import Statements
 from .native_export import export_native
 from .onnx_graphs import GraphReport, write_graphs
-from .scores import eval_results, results_that_hold, write_eval_results
+from .scores import leaderboard_entries, results_that_hold, write_eval_results
 from .upload import Publication
 
 
@@ -47,8 +47,8 @@ class Options:
 
     Args:
         granularity ([`Granularity`], *optional*): Publish only this granularity, as a small, complete model.
-        quantize (`bool`, *optional*, defaults to `False`): Store the linear layers in 8 bits. Needs the extra
-            `quantization`.
+        quantize (`bool`, *optional*, defaults to `False`): Store the linear layers in 8 bits. Needs the
+            package torchao.
         onnx (`tuple[Granularity, ...]`, *optional*): Also export the full size and these granularities as ONNX
             graphs; see [`write_graphs`]. Needs the extra `onnx`.
         statements ([`Statements`], *optional*): What a person adds to the card.
@@ -144,7 +144,7 @@ def prepare(
             _lay_out_export(source, branches[name], options, "static" if name == TABLE else "native", size, place)
     for written in (folder, *branches.values()):
         _refuse_tokens(written, token)
-    left_out = sorted(sizes_of(source.folder).keys() - sizes_of(folder).keys())
+    left_out = sorted(bytes_by_file(source.folder).keys() - bytes_by_file(folder).keys())
     return Publication(folder, repo_id, left_out, branches)
 
 
@@ -197,7 +197,7 @@ def _lay_out_encoder(
     if previous is None:
         previous = card_in(checkpoint.folder)
     cut = f"{size} of {checkpoint.full}" if is_part else None
-    describe(Checkpoint(folder), repo_id, options, results, previous, cut, branches)
+    write_card_and_results(Checkpoint(folder), repo_id, options, results, previous, cut, branches)
 
 
 def _rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
@@ -268,14 +268,14 @@ def _lay_out_export(
 def _refuse_tokens(folder: Path, token: str | None) -> None:
     """Raise a ValueError if a text file holds a token of the Hub, or that of the user in any form."""
     tokens = [known for known in (token, get_token()) if known]
-    for name in sizes_of(folder):
+    for name in bytes_by_file(folder):
         if not name.endswith(BINARY_FILES):
             text = (folder / name).read_text(encoding="utf-8", errors="replace")
             if TOKEN.search(text) or any(token in text for token in tokens):
                 raise ValueError(f"{name} holds a token of the Hub: remove it, and revoke the token.")
 
 
-def describe(
+def write_card_and_results(
     checkpoint: Checkpoint,
     repo_id: str,
     options: Options,
@@ -294,7 +294,7 @@ def describe(
             results.weights = checkpoint.weights_fingerprint
             results.settings = {**results.settings, **{n: checkpoint.identity[n] for n in ("config", "tokenizer")}}
         results.save(folder / RESULTS)
-        write_eval_results(folder, eval_results(results, checkpoint.full, repo_id))
+        write_eval_results(folder, leaderboard_entries(results, checkpoint.full, repo_id))
         drawn = draw_all(results, folder / FIGURES)
         figures = {f"{FIGURES}/{file.name}": title for file, title in drawn.items()}
     graphs = _write_graphs(checkpoint, options.onnx, options) if options.onnx else None

@@ -185,7 +185,7 @@ def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
     replace(encoder.settings, max_length=max_length).write(folder, width=full_size(config).dim)
 
 
-def write_layers(
+def write_semantic_router(
     encoder: GridEncoder, granularities: Sequence[Granularity], folder: Path, stale: Sequence[str]
 ) -> list[int]:
     """

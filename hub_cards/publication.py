@@ -18,7 +18,7 @@ from .adapter import Adapter, AdapterCard, is_adapter
 from .card import render_card
 from .checkpoint import Checkpoint
 from .files import CARD, RESULTS
-from .layout import Options, card_in, describe, prepare
+from .layout import Options, card_in, prepare, write_card_and_results
 from .scores import results_of
 from .upload import Publication, published_card
 
@@ -97,4 +97,4 @@ def write_card(folder: Path, repo_id: str, options: Options, results: GridResult
         return
     checkpoint = Checkpoint(folder)
     results = results and results_of(checkpoint, results, repo_id)
-    describe(checkpoint, repo_id, options, results, card_in(folder))
+    write_card_and_results(checkpoint, repo_id, options, results, card_in(folder))

@@ -80,7 +80,7 @@ def results_that_hold(
     return results
 
 
-def evaluations(results: GridResults) -> list[EvalResult]:
+def card_results(results: GridResults) -> list[EvalResult]:
     """One result per task and size in float32: the main metric as measured, not in percent. Readers of the metadata
     would take the scores of other precisions for those of the model."""
     entries = []
@@ -107,7 +107,7 @@ def evaluations(results: GridResults) -> list[EvalResult]:
     return entries
 
 
-def eval_results(results: GridResults, full: Granularity, repo_id: str) -> list[EvalResultEntry]:
+def leaderboard_entries(results: GridResults, full: Granularity, repo_id: str) -> list[EvalResultEntry]:
     """
     The results of a model for leaderboards. A leaderboard has one value per model, so only the full size is in them,
     which is what users of the model load by default. Only tasks of MTEB and of a benchmark on the Hub

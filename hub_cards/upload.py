@@ -12,7 +12,7 @@ from huggingface_hub.errors import HTTPError, RemoteEntryNotFoundError, Reposito
 from ..encode.quantizer import QUANTIZER_FOLDER
 from ..modeling.files_elastic import PARTS_FILE
 from ..models.settings import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
-from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, EVAL_RESULTS, RESULTS, sizes_of
+from .files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, EVAL_RESULTS, RESULTS, bytes_by_file
 from .onnx_graphs import QUALITY
 from .training_record import RECORD_FILE
 
@@ -46,13 +46,13 @@ class Publication:
     branches: Mapping[str, Path] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
-        return sizes_of(self.folder)
+        return bytes_by_file(self.folder)
 
     def listing(self) -> str:
         """Every file to upload with its size, also of each branch, then every other file of the checkpoint."""
         lines = []
         for name, folder in {self.repo_id: self.folder, **self.branches}.items():
-            sizes = sizes_of(folder)
+            sizes = bytes_by_file(folder)
             lines.append(f"{name}: {len(sizes)} files, {sum(sizes.values()):,} bytes")
             lines += [f"{size:>15,}  {file}" for file, size in sizes.items()]
         return "\n".join([*lines, *(f"{'stays here':>15}  {file}" for file in self.left_out)])
@@ -73,7 +73,7 @@ class Publication:
         Args:
             private (`bool`, *optional*, defaults to `True`): Make a new repository private. An existing one stays as
                 it is.
-            revision (`str`, *optional*): Branch of `folder`, which must exist. Default: `main`.
+            revision (`str`, *optional*): Branch to commit `folder` to, which must exist. Default: `main`.
             token (`str`, *optional*): Token for the Hub. Default: that of the environment or of `hf auth login`.
             message (`str`, *optional*): Commit message.
 
@@ -88,7 +88,7 @@ class Publication:
                 folder_path=self.folder, revision=revision, delete_patterns=list(GENERATED_FILES), **options
             )
             for name, folder in self.branches.items():
-                # From the first commit: until its own files arrive, a branch of the last one would be the whole model.
+                # From the first commit: a branch of the last one would be the whole model until its own files arrive.
                 first = api.list_repo_commits(self.repo_id)[-1].commit_id
                 api.create_branch(self.repo_id, branch=name, revision=first, exist_ok=True)
                 api.upload_folder(folder_path=folder, revision=name, delete_patterns="*", **options)

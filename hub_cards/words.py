@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..encode.granularity import Grid
 from ..encode.precisions import FLOAT, PRECISIONS, bytes_per_vector
+from ..evaluation.results import NOT_JUDGED
 from ..modeling.configuration_elastic import legal_dims, legal_layers
 from ..models.settings import EmbeddingSettings
 from .card_source import CardSource, Training
@@ -13,6 +14,9 @@ from .checkpoint import PIPELINES, Checkpoint
 from .native_export import is_plain
 from .sizes import CODES_SHOWN, ENOUGH, Headline, costs
 from .tables import TITLES, markdown, share, title_of
+
+
+# The templates also read PIPELINES, PRECISIONS and bytes_per_vector from here.
 
 
 def in_words(values: Sequence[int]) -> str:
@@ -166,7 +170,7 @@ def unmeasured(card: CardSource) -> str:
     checkpoint, results = card.checkpoint, card.results
     measured = results.granularities if results else Grid((checkpoint.full,))
     scored = {title_of(name).removesuffix(" (MTEB)") for name in (results.task_types() if results else ())}
-    types = [title for name, title in TITLES.items() if name != "geometry" and title not in scored]
+    types = [title for name, title in TITLES.items() if name not in NOT_JUDGED and title not in scored]
     sizes = [str(g) for g in checkpoint.grid if g not in [*measured]]
     codes = [code for code in CODES_SHOWN if code not in measured.codes]
     learned = any(PRECISIONS[code].learned for code in measured.codes)

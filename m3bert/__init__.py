@@ -7,7 +7,7 @@ training, evaluation and indexes. Each name is imported when it is first used, s
 
 from typing import TYPE_CHECKING
 
-from .utils.lazy import face
+from .utils.lazy import lazy_exports
 
 
 if TYPE_CHECKING:
@@ -101,5 +101,5 @@ EXPORTS = {
     "MIPICTrainer MixtureConfig MixtureTrainer MultigranularMLMConfig MultigranularMLMTrainer NestedLoss QAMAConfig "
     "QAMATrainer ScoredPairsConfig ScoredPairsTrainer SimCSEConfig SimCSETrainer StarbucksConfig StarbucksTrainer",
 }
-__getattr__, __dir__, names = face(__name__, EXPORTS)
+__getattr__, __dir__, names = lazy_exports(__name__, EXPORTS)
 __all__ = ["__version__", *names]

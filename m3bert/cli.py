@@ -24,7 +24,7 @@ COMMANDS = {
     "index": ("index", "build the index that was chosen, in faiss, Qdrant or LanceDB"),
     "search": ("search", "search an index"),
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
-    "export": ("export", "export an encoder for servers: ONNX, one graph per granularity"),
+    "export": ("export", "export an encoder for servers: ONNX graphs, or plain models without remote code"),
     "demo": ("demo", "open a page to try an encoder with any number of layers and dimensions, in any precision"),
     "example_data": ("example_data", "write small example files to try the commands with"),
     "quickstart": ("quickstart", "fit, measure, fine-tune and query a real encoder (about 10 minutes)"),

@@ -231,6 +231,8 @@ def load(encoding: EncoderArguments) -> GridEncoder:
 
 def write_space(folder: Path, encoding: EncoderArguments) -> None:
     """Write a complete Space of the Hub to a new folder: app, requirements, card, and a copy of the code."""
+    if encoding.model_name_or_path is None:
+        raise ValueError("--space needs --model_name_or_path, a model on the Hub.")
     validate_repo_id(encoding.model_name_or_path)
     folder.mkdir(parents=True)
     source, ignore = Path(__file__).parent.parent, shutil.ignore_patterns("__pycache__")

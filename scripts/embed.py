@@ -1,7 +1,7 @@
 """
 Embed texts at every granularity of a grid, in one pass, to files:
 
-    m3bert embed --files corpus.jsonl --grid "2,4,6x64,384" --output_dir runs/vectors
+    m3bert embed --files corpus.jsonl --document --grid "2,4,6x64,384" --output_dir runs/vectors
     accelerate launch --num_processes 2 --cpu -m m3bert embed ...           # several processes fill the same arrays
 
 There is one vector per text and layer, as wide as the layer's widest dim; smaller dims are prefixes of it. To resume
@@ -40,7 +40,7 @@ class EmbeddingArguments:
         "npy", "npy: one array per layer; datasets, parquet: the rows, and a column per layer."
     )
     dtype: Literal["float32", "float16"] = option("float32", "Type of the vectors.")
-    document: bool = option(False, "Treat the texts as documents: use --document_prompt.")
+    document: bool = option(False, "The texts are documents, with their prompt and maximum length. Default: queries.")
     normalize: bool = option(False, "L2-normalise the vectors. Needs one dim per layer, and datasets or parquet.")
 
 

@@ -28,7 +28,7 @@ from ..data.formats import FORMATS, check_files, suffix_of
 from ..encode.device import ComputeArguments, place
 from ..encode.granularity import is_elastic
 from ..evaluation.results import GridResults
-from ..evaluation.tasks import GROUPS, TASKS, Task, find_tasks
+from ..evaluation.tasks import BY_LANGUAGE, GROUPS, TASKS, Task, find_tasks
 from ..hub_cards.tables import latency_report, report, task_type_table
 from ..utils.durable import remove_files
 from ..utils.extras import how_to_install, require_extra
@@ -152,7 +152,7 @@ def write(results: GridResults, folder: Path) -> None:
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, EvaluationArguments), __doc__, arguments)
     if options.list_tasks:
-        print(f"tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE")
+        print(f"tasks: {', '.join(TASKS)}, {BY_LANGUAGE}")
         print("\n".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items()))
         return
     mteb_tasks: list[Any] = []

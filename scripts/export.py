@@ -50,7 +50,7 @@ FORMATS = ("onnx", "native", "static", "router")
 
 @dataclass
 class ExportArguments:
-    """The model to export, and the folder to write."""
+    """An export to ONNX."""
 
     format: str = option("onnx", "Format of the export.", choices=[*FORMATS])
     layout: str = option("hub", "Names of the ONNX files, by who reads them.", choices=["hub", "semantic-router"])
@@ -65,7 +65,7 @@ class ExportArguments:
 
 @dataclass
 class PlainArguments:
-    """The model to export, and the folder to write."""
+    """An export to a model without remote code."""
 
     model_name_or_path: str = option(MISSING, "Folder or Hub id of the model.", aliases=["--model"])
     format: str = option(MISSING, "Format of the export.", choices=[*FORMATS[1:]])
@@ -107,13 +107,13 @@ def export_graphs(arguments: list[str]) -> None:
     files = ["onnx"] if in_place else EXPORT_FILES
     with writing_to(folder, files, options.overwrite):
         from ..hub_cards.onnx_export import require_onnx
-        from ..hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs, write_layers
+        from ..hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs, write_semantic_router
 
         require_onnx()
         encoder = load_encoder(encoding)
         sizes = list(encoder.grid) if named else []
         if options.layout != "hub":
-            layers = write_layers(encoder, sizes, folder, stale=files)
+            layers = write_semantic_router(encoder, sizes, folder, stale=files)
             print(f"{folder}: layers {', '.join(map(str, layers))} of {source} for the semantic router.")
             return
         remove_files(folder, files)

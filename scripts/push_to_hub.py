@@ -18,6 +18,7 @@ same command again. The token comes from `hf auth login` or from HF_TOKEN.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,6 +58,17 @@ class PushArguments:
     message: str = option("Publish with m3bert", "Commit message.")
     dry_run: bool = option(False, "List all files with their sizes, and push nothing.")
     output_dir: Path | None = option(None, "New folder for a copy of these files, also the card.")
+
+
+def without_dry_run(arguments: Sequence[str]) -> Iterator[str]:
+    """The words of a command line without `--dry_run` and `--output_dir`, whose folder exists now."""
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.replace("-", "_").partition("=")
+        if name == "__output_dir" and not equals:
+            next(words, None)
+        elif name not in ("__dry_run", "__output_dir"):
+            yield word
 
 
 def main(arguments: list[str]) -> None:
@@ -103,8 +115,7 @@ def main(arguments: list[str]) -> None:
             print(f"{given.output_dir}: these files; README.md is the card.")
         if given.dry_run:
             print("Nothing was pushed (--dry_run).")
-            copy = ("--output_dir", str(given.output_dir))  # which exists now
-            next_step("m3bert", "push", *(word for word in arguments if word not in ("--dry_run", *copy)))
+            next_step("m3bert", "push", *without_dry_run(arguments))
             return
         commit = publication.upload(private=not given.public, revision=given.revision, message=given.message)
         if given.mteb_meta is not None:

@@ -34,9 +34,10 @@ from m3bert import trainers
 
 from ..data.formats import check_files, files_by_name
 from ..encode.granularity import Grid
+from ..models.repository import MODEL_FILES
 from ..utils.durable import only_writer, remove_files, replacing_files
 from ..utils.help_texts import did_you_mean
-from .command import MODEL_FILES, check_overwriting, next_step, parse_options
+from .command import check_overwriting, next_step, parse_options
 from .recipes import merged, read_recipes
 from .sources import local_data
 from .training_data import DataArguments, check_text_columns, data_files, embedding_rows, masked_lm_rows

@@ -41,7 +41,7 @@ class TrimArguments:
     articles: int = option(10_000, "Articles of Wikipedia per language.")
     other: list[str] = option([], "Files with texts to measure on. Default: every tenth text.")
     characters: Literal["all", "texts"] = option(
-        "all", "Single characters to keep: all, or those of the texts, other ones become unknown."
+        "all", "Single characters to keep: all, or those of the texts; then others become unknown."
     )
     revision: str | None = option(None, "Branch, tag or commit of the source.")
     trust_remote_code: bool = option(False, "Run code that comes with the source.")

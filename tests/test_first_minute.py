@@ -24,7 +24,7 @@ from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.hub_cards.onnx_graphs import write_encoder_files
-from m3bert.hub_cards.publication import Options, describe, prepare
+from m3bert.hub_cards.publication import Options, prepare, write_card_and_results
 from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, QAMAConfig, QAMATrainer
 from tests.conftest import quiet, save
 from tests.exits.test_fit import random_texts
@@ -109,7 +109,7 @@ def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_termin
         for folder, options in MADE.items()
     }
     for folder in WITH_CARD:
-        describe(Checkpoint(made / folder), "user/model", Options())
+        write_card_and_results(Checkpoint(made / folder), "user/model", Options())
         card = snippets((made / folder / "README.md").read_text())
         blocks = [snippet.code for snippet in card if snippet.language == "python"]
         codes |= {f"{folder} {row}": code.replace("user/model", str(made / folder)) for row, code in enumerate(blocks)}

@@ -44,7 +44,7 @@ def test_the_wheel_holds_every_file_of_the_commands(wheel):
     commands = [file.relative_to(ROOT / "scripts") for file in (ROOT / "scripts").rglob("*.[pys]*") if file.is_file()]
     suffixes = (".py", ".yaml", ".sh")
     wanted = {f"m3bert/commands/{file}" for file in commands if file.suffix in suffixes and file.parts[0] != "jobs"}
-    assert wanted <= names and not any("/jobs/" in name for name in names) and "m3bert/hub_cards/template.md" in names
+    assert wanted <= names and not any("/jobs/" in name for name in names) and "m3bert/hub_cards/card.md" in names
     assert "m3bert/py.typed" in names
 
 

@@ -8,7 +8,7 @@ type), which scores embeddings. `evaluate` scores an encoder on many tasks and m
 
 from typing import TYPE_CHECKING
 
-from ..utils.lazy import face
+from ..utils.lazy import lazy_exports
 
 
 if TYPE_CHECKING:
@@ -69,4 +69,4 @@ EXPORTS = {
     ".search": "exact_search rerank",
     ".tasks": "GROUPS TASKS HubData Task find_task find_tasks",
 }
-__getattr__, __dir__, __all__ = face(__name__, EXPORTS)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, EXPORTS)

@@ -178,8 +178,8 @@ class BitextMining(Evaluator):
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
     """Exact search of `documents` by `queries`. `relevant` maps, per query, the row of each relevant document to its
-    grade. `cutoffs` are the values of k for Recall@k; those above the number of documents are left out. `self_rows` is
-    the row of the document that is the query itself, per query, which its searches leave out; -1: there is none."""
+    grade. `cutoffs` are the values of k for Recall@k; those above the number of documents are left out. `self_rows`
+    is, per query, the row of the document that is the query itself, which is left out of its ranking; -1: none."""
 
     task_type: ClassVar[str] = "retrieval"
     main_metric: ClassVar[str] = "ndcg@10"
@@ -208,7 +208,7 @@ class Retrieval(Evaluator):
         return FUSIONS[fusion](self.nearest(vectors, CANDIDATES), self._bm25, depth)
 
     def nearest(self, vectors: Vectors, k: int) -> Ranking:
-        """The nearest documents of the queries, which may come several times, one list behind another."""
+        """The nearest documents of the queries. `vectors` may hold the queries several times, list after list."""
         return self._without_self(
             lambda length: Ranking(*nearest(vectors["queries"], vectors["documents"], length)), k
         )

@@ -1,8 +1,8 @@
 """
 Hybrid search: BM25 over words beside a search by embeddings, fused by scores or by ranks.
 
-Each of both searches gives its best documents. Those that only one of them found share, in the other, the lowest score
-and the last rank.
+Each search gives its best documents. A document that only one search found gets, in the other, that search's lowest
+score and last rank.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _fused(
     fuse: Callable[[np.ndarray, np.ndarray], np.ndarray],
     k: int,
 ) -> np.ndarray:
-    """The best documents by a function of their values in both searches, or its last value where one missed them."""
+    """The documents with the highest fused values. Where a search missed one, its last value stands in."""
     fused = np.full((len(first.rows), k), -1)
     for query, sides in enumerate(zip(first.rows, second.rows, strict=True)):
         union = np.setdiff1d(np.union1d(*sides), -1)

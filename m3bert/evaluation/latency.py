@@ -108,8 +108,8 @@ def measure_latency(
     precision, with coding the query, and reranking of shortlists at each dim.
 
     Args:
-        encoder ([`GridEncoder`]): The encoder as it would be deployed. An m3BERT stops at the layer; other encoders
-            run all layers.
+        encoder ([`GridEncoder`]): The encoder as it would be deployed. An elastic encoder stops at the layer;
+            others run all layers.
         queries (`Sequence[str]`): Realistic queries, used in turn.
         documents (`int`, *optional*, defaults to 100,000): Number of random vectors to search.
         rounds (`int`, *optional*, defaults to 20): Measurements per step. The result is their 10th percentile.
@@ -119,7 +119,7 @@ def measure_latency(
     """
     was_training = encoder.model.training
     encoder.model.eval()
-    texts = [encoder.prompts.get("query", "") + text for text in queries]
+    texts = [encoder.prompt_of("query") + text for text in queries]
     runtimes = {"torch": {layer: _torch_encoder(encoder, layer) for layer in encoder.grid.layers}, **(engines or {})}
     encode_ms = encode_milliseconds(runtimes, texts, rounds)
     width = encoder.encoded_grid.dims[-1]

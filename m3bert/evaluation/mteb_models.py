@@ -95,7 +95,7 @@ class GranularityModel(AbsEncoder):
 
 
 def revision_of(encoder: GridEncoder) -> str:
-    """A digest of weights and settings, so that MTEB's cache has no results of others under the same name."""
+    """A digest of weights and settings, so that MTEB's cache gives no results of another encoder of this name."""
     more = {"prompts": dict(encoder.prompts), "max_lengths": dict(encoder.max_lengths), "batch_size": None}
     return key_of(encoder.manifest([]) | more | {"default": encoder.default_prompt_name})
 

@@ -67,10 +67,10 @@ def pairs_task(source: str, *, columns: Sequence[str] = (), split: str = "test")
     table = _read_table(source, hub, split)
     third = "label" if "label" in table.column_names and "score" not in table.column_names else "score"
     columns = tuple(columns) or ("sentence1", "sentence2", third)
+    rows = _rows(source, table, ("sentence1", "sentence2", "score"), columns, number_of)
     classes = getattr(table.features[columns[2]], "names", ())
     if len(classes) > 2:
         raise ValueError(f"{source}: column {columns[2]!r} has classes, which are no scores: {', '.join(classes)}.")
-    rows = _rows(source, table, ("sentence1", "sentence2", "score"), columns, number_of)
     labelled = all(row["score"] in (0, 1) for row in rows)
     if labelled:
         rows = [{**row, "label": int(row["score"])} for row in rows]

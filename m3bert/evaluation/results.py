@@ -18,6 +18,7 @@ from ..utils.typed import read_json, typed
 
 
 SCHEMA_VERSION = 7
+NOT_JUDGED = ("geometry",)  # task types whose metrics are no quality
 # What rescores a shortlist, with a float query; "codes" are the vectors that found it.
 RESCORERS = ("codes", "int8", FLOAT)
 
@@ -222,7 +223,7 @@ class GridResults:
         asymmetric_searches (`list[MeasuredSearch]`, *optional*): Searches with two layers for queries and documents.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
-        weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
+        weights (`str`, *optional*): Fingerprint of the scored weights (`weights` of [`GridEncoder.identity`]).
         rescored_searches (`list[MeasuredSearch]`, *optional*): Searches in a precision, with a rescored shortlist.
         hybrid_searches (`list[MeasuredSearch]`, *optional*): Searches with BM25, alone and beside embeddings.
         texts (`dict[str, dict[str, int]]`, *optional*): Task -> list of texts (`queries`, ...) -> number of texts.
@@ -334,7 +335,7 @@ class GridResults:
 
     def judged_task_types(self) -> list[str]:
         """Scored task types whose main metric measures quality (higher is better): all except geometry."""
-        return [task_type for task_type in self.task_types() if task_type != "geometry"]
+        return [task_type for task_type in self.task_types() if task_type not in NOT_JUDGED]
 
     def main_metric(self, task_type: str) -> str:
         """The main metric of a task type; a type of MTEB may have several."""

@@ -186,6 +186,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "xnli-pairs": tuple(f"xnli-pairs-{language}" for language in XNLI_LANGUAGES),
     "geometry": ("stsb-geometry",),
 }
+# Names of tasks that exist once per language.
+BY_LANGUAGE = "tatoeba-LANGUAGE, xnli-LANGUAGE, xnli-pairs-LANGUAGE"
 
 
 def find_task(name: str) -> Task:
@@ -222,7 +224,7 @@ def find_task(name: str) -> Task:
         )
     raise ValueError(
         f"There is no task {name!r}{did_you_mean(name, [*TASKS, *GROUPS])}. Tasks: {', '.join(TASKS)}, "
-        f"tatoeba-LANGUAGE, xnli-LANGUAGE, xnli-pairs-LANGUAGE; groups: {', '.join(GROUPS)}."
+        f"{BY_LANGUAGE}; groups: {', '.join(GROUPS)}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..utils.lazy import face
+from ..utils.lazy import lazy_exports
 
 
 if TYPE_CHECKING:
@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 
 # Module -> its public names, as type checkers see them above.
 EXPORTS = {".corpus": "Corpus", ".engine": "ENGINES Hit", ".index": "Index read_manifest", ".plan": "Plan"}
-__getattr__, __dir__, __all__ = face(__name__, EXPORTS)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, EXPORTS)

@@ -28,8 +28,6 @@ ENGINES = {
     "qdrant": ("qdrant_engine", "QdrantEngine"),
     "lancedb": ("lancedb_engine", "LanceDBEngine"),
 }
-# How the searched vectors are arranged: compared one by one, in clusters (IVF), or as a graph (HNSW).
-KINDS = ("flat", "ivf", "hnsw")
 # Metadata that documents must have: column -> values of its type, of which it must have one.
 Where = Mapping[str, Sequence[bool | int | float | str]]
 
@@ -88,7 +86,7 @@ class Layout:
         second ([`Coder`], *optional*): Precision of the vectors beside them, which rescore the shortlist. `None`: the
             first ones, decoded, rescore a shortlist of bits.
         shortlist (`int`, *optional*): Length of the shortlist. `None`: the first search is the result.
-        kind (`str`, *optional*, defaults to `"flat"`): One of `KINDS`. Only `"flat"` is exact.
+        kind (`str`, *optional*, defaults to `"flat"`): One of `Engine.kinds`. Only `"flat"` is exact.
         url (`str`, *optional*): Address of a Qdrant server.
         collection (`str`, *optional*): Name of the collection on this server.
         columns (`dict[str, str]`, *optional*): Metadata column -> type, as [`~index.corpus.column_types`].
@@ -153,7 +151,8 @@ class Engine(ABC):
     module: ClassVar[str]  # the Python module of the engine
     codes: ClassVar[tuple[str, ...]]  # precisions of the searched vectors
     second_codes: ClassVar[tuple[str, ...]]  # precisions of the vectors beside them
-    kinds: ClassVar[tuple[str, ...]]
+    kinds: ClassVar[tuple[str, ...]]  # how vectors are compared: one by one, in clusters (IVF), or as a graph (HNSW)
+    has_server: ClassVar[bool] = False
     files: ClassVar[tuple[str, ...]]  # what it writes to the folder
 
     def __init__(self, folder: Path, layout: Layout):
@@ -178,7 +177,7 @@ class Engine(ABC):
             if value not in legal:
                 known = ", ".join(filter(None, legal))
                 raise ValueError(f"The vector store {cls.name} has no {what} {value}; it has {known}.")
-        if layout.url is not None and cls.name != "qdrant":
+        if layout.url is not None and not cls.has_server:
             raise ValueError(f"url={layout.url!r} is for Qdrant; the vector store {cls.name} has no server.")
 
     @abstractmethod
@@ -225,7 +224,7 @@ class Engine(ABC):
 def find_engine(name: str) -> type[Engine]:
     """The vector store of a name. ValueError if there is none: the message names the legal values."""
     if name not in ENGINES:
-        raise ValueError(f"engine={name!r} is unknown; legal values: {', '.join(ENGINES)}.")
+        raise ValueError(f"The vector store {name!r} is unknown; legal values: {', '.join(ENGINES)}.")
     module, class_name = ENGINES[name]
     return getattr(import_module(f".engines.{module}", __package__), class_name)
 

@@ -33,12 +33,19 @@ from .rows import Rows, Survey, digest_of, surveyed
 
 
 SCHEMA_VERSION = 4
-# The versions before: 2 kept the progress of an index in `documents.sqlite`, for all vector stores.
+# Version 2 kept the progress of an index in `documents.sqlite`.
 OLDER_VERSIONS = (2, 3)
 Manifest = dict[str, Any]  # content of the file
 MANIFEST = "index.json"
 CORPUS = ("text_column", "id_column", "separator", "metadata_columns")  # how documents are read, also additions
-UNFINISHED = {"data": "", "next_key": 0, "documents": "", "finished": False, "removed": [], "replaced": None}
+UNFINISHED = {  # of an index that is being built: what says after a killed process which documents belong to it
+    "data": "",  # folder of the vector store; empty: the folder of the index
+    "next_key": 0,  # documents with lower keys belong to the index; 0: it was never built to the end
+    "documents": "",  # digest of the documents
+    "finished": False,  # whether no change is in progress
+    "removed": [],  # keys that the change in progress removes
+    "replaced": None,  # vector store that the change in progress replaces
+}
 
 
 class Index:
@@ -65,9 +72,19 @@ class Index:
 
     @classmethod
     def build(
-        cls, folder: Path, engine: str, plan: Plan, encoder: GridEncoder, corpus: Corpus, *, kind: str | None = None,
-        url: str | None = None, model: str | None = None, overwrite: bool = False, verbose: bool = False
-    ) -> Index:  # fmt: skip
+        cls,
+        folder: Path,
+        engine: str,
+        plan: Plan,
+        encoder: GridEncoder,
+        corpus: Corpus,
+        *,
+        kind: str | None = None,
+        url: str | None = None,
+        model: str | None = None,
+        overwrite: bool = False,
+        verbose: bool = False,
+    ) -> Index:
         """
         Embed the documents of a corpus, and build the index from their vectors. If the folder has this index of these
         documents already, it is opened; an interrupted build starts again.
@@ -78,7 +95,7 @@ class Index:
             plan ([`Plan`]): What to store, and how to search.
             encoder ([`GridEncoder`]): Encoder with the grid of the plan.
             corpus ([`Corpus`]): Documents. They are read twice: all are checked before the first one is embedded.
-            kind (`str`, *optional*): One of [`~index.engine.KINDS`]. Default: the first of the store.
+            kind (`str`, *optional*): `"flat"`, `"ivf"` or `"hnsw"`. Default: the first of the store.
             url (`str`, *optional*): Address of a Qdrant server.
             model (`str`, *optional*): Hub id or folder of the encoder to record. Default: where it was loaded from.
             overwrite (`bool`, *optional*, defaults to `False`): Whether to replace the index of the folder. It is
@@ -110,14 +127,17 @@ class Index:
             source = model or unwrap_encoder(encoder.model).config.name_or_path
             reading = {name: getattr(rows.corpus, name) for name in CORPUS}
             manifest = {**settings, "model": source, "layout": layout.to_dict(), "corpus": reading, **UNFINISHED}
-            index = cls._started(folder, manifest, before, encoder, overwrite)
-            try:
-                index.engine.truncate(0)
-                index._add(rows, survey, verbose)
-            except BaseException:
-                index.close()
-                raise
-            return index
+            return cls._started(folder, manifest, before, encoder, overwrite)._filled(rows, survey, verbose)
+
+    def _filled(self, rows: Rows, survey: Survey, verbose: bool) -> Index:
+        """The index with its first documents. It is closed if that fails."""
+        try:
+            self.engine.truncate(0)
+            self._add(rows, survey, verbose)
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     @classmethod
     def _started(
@@ -127,8 +147,8 @@ class Index:
         if before and overwrite:
             manifest |= {"data": f"build-{uuid4().hex[:8]}", "replaced": _place(before)}
             with cls(folder, before) as index:
-                index._settle()
-                index._note(finished=False, replaced=_place(manifest))
+                index._undo_interrupted()
+                index._update_manifest(finished=False, replaced=_place(manifest))
         elif before:  # an interrupted build
             manifest |= {"data": before["data"], "replaced": before["replaced"]}
         (folder / manifest["data"]).mkdir(parents=True, exist_ok=True)
@@ -169,8 +189,8 @@ class Index:
                 the index is not finished, or another process writes to it.
         """
         with only_writer(self.folder):
-            self.manifest = self._finished_manifest()
-            self._settle()
+            self.manifest = self._built_manifest()
+            self._undo_interrupted()
             keys = self.engine.keys_of(delete) if delete else {}
             if missing := [id_ for id_ in delete if id_ not in keys]:
                 raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
@@ -187,7 +207,7 @@ class Index:
             corpus = replace(add, metadata_columns=self.manifest["corpus"]["metadata_columns"])
             rows = Rows(corpus, self.manifest["next_key"], documents, taken, self.layout.columns)
             survey = surveyed(rows)
-            self._note(finished=False)
+            self._update_manifest(finished=False)
             self._add(rows, survey, verbose, removed=removed)
             return survey.total
 
@@ -239,7 +259,7 @@ class Index:
             raise ValueError(f"The index {self.folder} was opened without an encoder: Index.open(folder, encoder).")
         return self.encoder
 
-    def _finished_manifest(self) -> Manifest:
+    def _built_manifest(self) -> Manifest:
         """The manifest, which another process may have changed. ValueError if its index cannot be used here."""
         manifest = read_manifest(self.folder)
         if not manifest["next_key"]:
@@ -250,27 +270,27 @@ class Index:
 
     def _committed(self) -> Committed | None:
         """Which documents belong to the index while it is being changed, or after a change that was interrupted."""
-        manifest = self._finished_manifest()
+        manifest = self._built_manifest()
         return None if manifest["finished"] else Committed(manifest["next_key"], manifest["removed"])
 
     def _commit(self, **changes: object) -> None:
         """Let a change take place, and remove what does not belong to the index any more."""
-        self._note(finished=False, **changes)
+        self._update_manifest(finished=False, **changes)
         if removed := self.manifest["removed"]:
             self.engine.delete(removed)
         if place := self.manifest["replaced"]:
             folder = self.folder / place["data"]
             if folder.is_dir():
                 find_engine(place["engine"])(folder, Layout.from_dict(place["layout"])).destroy()
-        self._note(finished=True, removed=[], replaced=None)
+        self._update_manifest(finished=True, removed=[], replaced=None)
 
-    def _settle(self) -> None:
+    def _undo_interrupted(self) -> None:
         """Remove what an interrupted change has left behind."""
         if not self.manifest["finished"]:
             self.engine.truncate(self.manifest["next_key"])
             self._commit()
 
-    def _note(self, **changes: object) -> None:
+    def _update_manifest(self, **changes: object) -> None:
         self.manifest |= changes
         _write(self.folder, self.manifest)
 

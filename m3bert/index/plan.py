@@ -119,7 +119,7 @@ class Plan:
         elif self.rescore is not None and self.rescore != "codes":
             codes.append((self.rescore, self.documents.dim))
         first, *rest = (Coder.fit(sample, code, dim, encoder.quantizer) for code, dim in codes)
-        # Non-binary codes are compared with a float query at once: scoring a shortlist by them changes nothing.
+        # Only bits on both sides gain from rescoring by their own codes: others meet a float query already.
         shortlist = self.shortlist if rest or first.symmetric else None
         return Layout(first, rest[0] if rest else None, shortlist, **options)
 

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 
-Role = Literal["query", "document"]
+Role = Literal["query", "document"]  # of a text: it selects the prompt and the maximum length
 ANCHORS = ("anchor", "query", "question", "sentence1")
 POSITIVES = ("positive", "document", "answer", "sentence2")
 NEGATIVE = re.compile(r"negative(?:_(\d+))?")
 TEXT = "text"  # a single text, or the side of a pair that has no other column
 LABELS = ("label", "labels", "score", "scores")  # which are no texts, and are not read
-KNOWN = f"{', '.join((*ANCHORS, *POSITIVES))}, negative, negative_1, ..., {TEXT}"
-KNOWN += ". A list of texts (pos, neg) is no column: write one row per positive, and a column per negative"
+KNOWN = (
+    f"{', '.join((*ANCHORS, *POSITIVES))}, negative, negative_1, ..., {TEXT}. A list of texts (pos, neg) is no "
+    "column: write one row per positive, and a column per negative"
+)
 
 
 def fields_of(column: str) -> list[str]:

@@ -14,9 +14,8 @@ from filelock import FileLock, Timeout
 @contextmanager
 def replacing(file: Path, *, mark: str = "draft") -> Iterator[Path]:
     """
-    A path to write to. When the block ends, the file there replaces `file`, whose folder must be there, at once; if it
-    fails, `file` stays as it was. Readers never see a part of a file. Where several processes may write the same file,
-    each needs another `mark`.
+    A path to write to. When the block ends, what was written there replaces `file` at once (its folder must exist). If
+    the block fails, `file` stays as it was. Each process that may write the same file needs its own `mark`.
     """
     draft = file.with_name(f"{file.name}.{mark}")
     try:
@@ -36,10 +35,10 @@ def replace_text(file: Path, text: str) -> None:
 @contextmanager
 def replacing_files(folder: Path, *, last: str = "config.json", stale: Sequence[str] = ()) -> Iterator[Path]:
     """
-    A folder to write to. When the block ends, its files replace files of `folder`, which need not exist and where
-    others stay, but for those that `stale` names; if it fails, nothing changes there. A process that is killed in
-    between leaves a folder without the file `last`, without which no reader opens the folder. OSError, which names the
-    folder, if a file cannot be written.
+    A folder to write to. When the block ends, its files are moved into `folder`, which is made if needed. Files there
+    that match `stale` are removed, others stay. If the block fails, nothing changes. The file `last` is moved last: no
+    reader opens a folder without it, so a killed process leaves no half model. OSError, which names the folder, if a
+    file cannot be written.
     """
     draft, new = folder / ".draft", not folder.is_dir()
     shutil.rmtree(draft, ignore_errors=True)  # of a killed process
@@ -83,7 +82,7 @@ def writing(what: str) -> Iterator[None]:
 @contextmanager
 def only_writer(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock a folder, which need not exist, by the file `.NAME.lock` beside it, until the block or the process ends. If
-    another process has the folder, wait for it, or raise a ValueError unless `wait` is set."""
+    another process holds it, wait if `wait` is set, else raise a ValueError."""
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=-1 if wait else 0)

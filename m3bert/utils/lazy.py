@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import Any
 
 
-def face(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_exports(
+    package: str, exports: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """
     `__getattr__`, `__dir__` and `__all__` of a package whose submodules are imported on first use. `exports` maps each
     module to its public names, with spaces between them. Type checkers see the imports of an `if TYPE_CHECKING:`

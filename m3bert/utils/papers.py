@@ -12,7 +12,7 @@ class Paper:
 
     Args:
         title (`str`): Title.
-        id (`str`): arXiv identifier, `YYMM.NNNNN`. The year alone, `YYMM` with month 00, for a paper elsewhere.
+        id (`str`): arXiv identifier, `YYMM.NNNNN`. For a paper elsewhere, `YY00`: only the year is read.
         authors (`tuple[str, ...]`): Names of the authors, as printed in the paper.
         url (`str`, *optional*): Where to find it. Default: its page on the Hub, by the arXiv identifier.
     """

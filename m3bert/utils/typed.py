@@ -29,8 +29,8 @@ def json_of(text: bytes, file: str | Path, kind: type = dict) -> Any:
 def typed(kind: Any, content: Any, name: str = "") -> Any:
     """
     The object that JSON content stands for: a dataclass, or the type of one of its fields, `int`, `float`, `str`,
-    `bool`, `Any`, a list, tuple or mapping of these, or one of them or `None`. ValueError, which calls the content
-    `name`, for a field that is missing, unknown, or of another type.
+    `bool`, `Any`, a list, tuple or mapping of these, or `X | None`, the only union. ValueError, which calls the
+    content `name`, for a field that is missing, unknown, or of another type.
     """
     outer, inner = get_origin(kind) or kind, get_args(kind)
     if kind is Any or (content is None and NoneType in inner):

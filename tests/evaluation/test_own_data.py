@@ -131,6 +131,8 @@ def test_labels_may_be_texts_and_one_file_is_split_by_its_texts(encoder, sentenc
     ("rows", "columns", "message"),
     [
         (PAIRS, ("a", "sentence2", "score"), "a cannot be the columns of .*; it has sentence1, sentence2, score"),
+        (PAIRS, ("sentence1", "sentence2", "grade"), "grade cannot be the columns of "),
+        (PAIRS, ("sentence1", "sentence2"), "sentence1, sentence2 cannot be the columns of "),
         ([(*row[:2], "good") for row in PAIRS], (), "row 1, column 'score': 'good' is not a number"),
         ([("", row[1], row[2]) for row in PAIRS[:1]] + [(row[0], "", 1) for row in PAIRS], (), "no row has values in"),
     ],

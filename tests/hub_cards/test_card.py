@@ -17,8 +17,8 @@ from m3bert.hub_cards.card import render_card
 from m3bert.hub_cards.card_source import CardSource
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.metadata import Statements
-from m3bert.hub_cards.publication import Options, describe, prepare
-from m3bert.hub_cards.scores import evaluations
+from m3bert.hub_cards.publication import Options, prepare, write_card_and_results
+from m3bert.hub_cards.scores import card_results
 from m3bert.hub_cards.sections import generated, join, merge, parse
 from m3bert.hub_cards.training_record import TrainingRecord, parts_of
 from m3bert.modeling import (
@@ -311,7 +311,7 @@ def test_each_head_has_its_usage(tmp_path, tiny_tokenizer, model_class, tag, hea
 def test_the_example_pools_as_the_training_did(tmp_path, tiny_tokenizer, sentences, pooling):
     trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences, pooling=pooling)
     trainer.save_model()
-    describe(Checkpoint(tmp_path), "user/model", Options())
+    write_card_and_results(Checkpoint(tmp_path), "user/model", Options())
     card = (tmp_path / "README.md").read_text()
     (example,) = re.findall(r"With transformers alone</summary>\n\n```python\n(.*?)```", card, re.DOTALL)
     space: dict = {}
@@ -358,7 +358,7 @@ def test_the_extras_are_not_needed_before_they_are_used():
 
 def test_every_main_score_of_the_model_is_a_result(results, coded):
     """Not the geometry, and not the scores of codes."""
-    entries = evaluations(results)
+    entries = card_results(results)
     expected = [score for score in results.scores if score.task_type != "geometry"]
     assert [(e.dataset_name, e.metric_type, e.metric_value) for e in entries] == [
         (score.task, score.metric, pytest.approx(score.value, abs=1e-6)) for score in expected
@@ -367,11 +367,11 @@ def test_every_main_score_of_the_model_is_a_result(results, coded):
     assert (first.task_type, first.dataset_type) == ("sentence-similarity", "mteb/stsbenchmark-sts")
     assert (first.metric_name, first.metric_args) == ("spearman at 2x8", {"layer": 2, "dim": 8})
     results.scores = [replace(score, task="mine") for score in results.scores[:1]]
-    assert evaluations(results)[0].dataset_type == "mine"
+    assert card_results(results)[0].dataset_type == "mine"
     results.settings["own_data"] = {"mine": "user/mine"}
-    assert evaluations(results)[0].dataset_type == "user/mine"
+    assert card_results(results)[0].dataset_type == "user/mine"
     floats = [score for score in coded.scores if "@" not in score.granularity]
-    assert [(e.dataset_name, e.metric_value) for e in evaluations(coded)] == [
+    assert [(e.dataset_name, e.metric_value) for e in card_results(coded)] == [
         (score.task, pytest.approx(score.value)) for score in floats
     ]
 

@@ -10,7 +10,7 @@ from m3bert.evaluation import TASKS, GridResults
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.files import EVAL_RESULTS
 from m3bert.hub_cards.publication import Options, prepare
-from m3bert.hub_cards.scores import eval_results, write_eval_results
+from m3bert.hub_cards.scores import leaderboard_entries, write_eval_results
 from m3bert.trainers import Granularity
 
 
@@ -19,7 +19,7 @@ METRICS = {"cosine_spearman": "spearman", "ndcg_at_10": "ndcg@10"}
 
 
 def test_the_hubs_own_parser_reads_the_file(results, tmp_path):
-    entries = eval_results(results, FULL, "user/model")
+    entries = leaderboard_entries(results, FULL, "user/model")
     write_eval_results(tmp_path, entries)
     content = yaml.safe_load((tmp_path / EVAL_RESULTS).read_text())
     assert parse_eval_result_entries(content) == entries
@@ -35,26 +35,28 @@ def test_the_hubs_own_parser_reads_the_file(results, tmp_path):
 
 
 def test_a_small_size_is_never_reported_as_the_model(results):
-    assert eval_results(results, Granularity(6, 64), "user/model") == []
+    assert leaderboard_entries(results, Granularity(6, 64), "user/model") == []
 
 
 def test_a_code_is_never_reported_as_the_model(coded):
-    (entry,) = eval_results(coded, Granularity(6, 16), "user/model")
+    (entry,) = leaderboard_entries(coded, Granularity(6, 16), "user/model")
     (score,) = (score for score in coded.scores if (score.task, score.granularity) == ("stsb", "6x16"))
     assert entry.value == pytest.approx(100 * score.value) and entry.notes.startswith("full size 6x16,")
-    assert eval_results(coded, Granularity(6, 16, "binary"), "user/model") == [entry], "a model is read in float32"
+    assert leaderboard_entries(coded, Granularity(6, 16, "binary"), "user/model") == [entry], (
+        "a model is read in float32"
+    )
     coded.scores = [score for score in coded.scores if "@" in score.granularity]
-    assert eval_results(coded, Granularity(6, 16), "user/model") == []
+    assert leaderboard_entries(coded, Granularity(6, 16), "user/model") == []
 
 
 def test_prompts_are_in_the_notes(results):
     results.settings["prompts"] = {"query": "query: "}
-    (entry,) = eval_results(results, FULL, "user/model")
+    (entry,) = leaderboard_entries(results, FULL, "user/model")
     assert "with prompts" in entry.notes
 
 
 def test_the_file_of_an_earlier_evaluation_is_removed(results, tmp_path):
-    write_eval_results(tmp_path, eval_results(results, FULL, "user/model"))
+    write_eval_results(tmp_path, leaderboard_entries(results, FULL, "user/model"))
     write_eval_results(tmp_path, [])
     assert not (tmp_path / EVAL_RESULTS).exists()
 

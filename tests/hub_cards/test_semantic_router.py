@@ -11,7 +11,7 @@ from transformers import CanineTokenizer
 from m3bert.commands.export import main
 from m3bert.evaluation import GridEncoder
 from m3bert.hub_cards.onnx_export import PACKAGES, open_session
-from m3bert.hub_cards.onnx_graphs import write_layers
+from m3bert.hub_cards.onnx_graphs import write_semantic_router
 from m3bert.trainers import Projection
 from tests.conftest import WORDS, word_tokenizer
 from tests.elastic_repositories import WIDTH, save_elastic
@@ -93,5 +93,5 @@ def test_a_tokenizer_without_its_file_is_refused(tmp_path, tiny_tokenizer):
     model = save_elastic(tmp_path / "model", tiny_tokenizer)
     encoder = GridEncoder.from_pretrained(tmp_path / "model", grid="6x32")
     with pytest.raises(ValueError, match="CanineTokenizer has no tokenizer.json"):
-        write_layers(GridEncoder(model, CanineTokenizer(), encoder.grid), [], tmp_path / "router", [])
+        write_semantic_router(GridEncoder(model, CanineTokenizer(), encoder.grid), [], tmp_path / "router", [])
     assert not (tmp_path / "router").exists()

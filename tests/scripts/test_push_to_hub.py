@@ -18,6 +18,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from m3bert import modeling as modeling_m3bert
+from m3bert.commands.push_to_hub import without_dry_run
 from m3bert.hub_cards.adapter import Adapter
 from m3bert.hub_cards.metadata import Statements
 from m3bert.hub_cards.publication import Options, prepare
@@ -230,6 +231,11 @@ def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push, tmp_path
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= written
     assert all(re.search(rf"^ *[\d,]+  {re.escape(name)}$", done.stdout, re.MULTILINE) for name in written)
     assert not hub.repos and {request.method for request in hub.requests} <= {"HEAD", "GET"}
+
+
+def test_the_command_after_a_dry_run_pushes():
+    words = ["run", "user/model", "--dry-run", "--output_dir=copy", "--license", "mit", "--output-dir", "copy"]
+    assert [*without_dry_run(words)] == ["run", "user/model", "--license", "mit"]
 
 
 @pytest.mark.slow

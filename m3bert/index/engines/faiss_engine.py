@@ -17,12 +17,14 @@ from .store import Store
 
 
 Faiss = Any  # an index of faiss, whose classes have no common base
-LINKS, BREADTH = 32, 200  # M and efConstruction of a graph
-CLUSTERS, PER_CLUSTER, PER_CENTRE = 4096, 16, 256  # most clusters, least documents of one, and those it is found with
-# A search reads so many clusters, or one of 16 if these are more, or follows so many candidates of a graph.
-PROBES = 64
-CANDIDATES = 256
-SHORTLIST = 10  # documents for which an index that other programs open takes its shortlist
+LINKS = 32  # M of a graph
+BREADTH = 200  # efConstruction of a graph
+CLUSTERS = 4096  # most clusters
+PER_CLUSTER = 16  # least documents of a cluster
+PER_CENTRE = 256  # documents that a cluster is fitted to
+PROBES = 64  # clusters that a search reads; a sixteenth of all, if that is more
+CANDIDATES = 256  # candidates of a graph that a search follows
+SHORTLIST = 10  # k that the shortlist in the file is for, when another program opens it
 BATCH = 2048  # documents that faiss gets at once
 
 
@@ -202,8 +204,8 @@ class FaissEngine(Engine):
             index.add_with_ids(self._numbers(name, coder, some), some)
 
     def _numbers(self, name: str, coder: Coder, keys: np.ndarray) -> np.ndarray:
-        """Stored vectors as an index takes them, bits or decoded, in the middle of a step: coding these changes
-        nothing."""
+        """Stored vectors as faiss takes them: bits as they are, others decoded to the middle of their step, so that
+        faiss codes them to the same bytes again."""
         packed = self.store.vectors(name)[keys]
         return packed if coder.symmetric else coder.decode(packed).numpy()
 

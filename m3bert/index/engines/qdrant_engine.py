@@ -44,6 +44,7 @@ class QdrantEngine(Engine):
     """
 
     name = "qdrant"
+    has_server = True
     module = "qdrant_client"
     codes = (FLOAT, "float16", "int8", "binary")
     second_codes = (FLOAT,)
@@ -190,8 +191,8 @@ def collection_vectors(models: Models, layout: Layout) -> dict[str, object]:
 
 
 def stage_settings(layout: Layout, k: int) -> dict[str, object]:
-    """Settings of the first stage, as arguments of `SearchParams`. Codes that a server made score a shortlist; without
-    one, the vectors rescore what they find. Bits are as good as the vectors, which are 1 and -1."""
+    """Settings of the first stage, as arguments of `SearchParams`. If the server searches codes of its own,
+    they score the shortlist; without one, the vectors rescore int8. The vectors of bits are the bits: 1 and -1."""
     if layout.kind == "flat":
         return {"exact": True}
     settings: dict[str, object] = {"hnsw_ef": max(CANDIDATES, 2 * max(k, layout.shortlist or 0))}

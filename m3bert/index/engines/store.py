@@ -48,7 +48,7 @@ class Store:
         self._connection.close()
 
     def add(self, batch: Batch) -> None:
-        """Store documents. Vectors that a killed process left behind the first key are overwritten."""
+        """Store documents. Vectors at and after the first key, which a killed process left, are overwritten."""
         vectors = self.folder / "vectors"
         with writing(f"The index {self.folder}"):
             vectors.mkdir(exist_ok=True)
