@@ -16,7 +16,7 @@ from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.sections import parse
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
-from tests.conftest import save
+from tests.conftest import refused, save
 from tests.evaluation_data import write_data
 from tests.hub_cards.test_publication import lay_out
 from tests.models.test_native import BIASES, POST_NORM
@@ -137,5 +137,4 @@ def test_a_part_without_the_quantizer_has_no_scores_of_its_codes(scored, saved, 
 def test_codes_of_another_quantizer_are_refused(scored, saved, tmp_path):
     other = Path(shutil.copytree(saved, tmp_path / "other"))
     save_quantizer(other, layers=(2, 4, 6))
-    with pytest.raises(ValueError, match="scores of qama-2 by another quantizer than that of"):
-        lay_out(other, tmp_path / "staged", scored)
+    refused("scores of qama-2 by another quantizer than that of", lay_out, other, tmp_path / "staged", scored)

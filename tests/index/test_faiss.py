@@ -9,6 +9,7 @@ import pytest
 
 from m3bert.index.engine import Engine
 from m3bert.index.engines.faiss_engine import k_factor
+from tests.conftest import refused
 from tests.index.collection import Collection, add, check_exact, final_scores, make_layout, numbers, opened
 
 
@@ -147,8 +148,7 @@ def test_a_full_disk_is_said_and_breaks_nothing(tmp_path, collection):
 
 def test_broken_files_are_named(tmp_path, collection):
     (tmp_path / "index.faiss").write_bytes(b"something else")
-    with pytest.raises(ValueError, match="index.faiss is not an index of faiss: "):
-        faiss_engine(tmp_path, collection, "64@float32")
+    refused("index.faiss is not an index of faiss: ", faiss_engine, tmp_path, collection, "64@float32")
     (tmp_path / "index.faiss").unlink()
     (tmp_path / "documents.sqlite").write_text("no database" * 99)
     with pytest.raises(OSError, match="documents.sqlite: file is not a database"):

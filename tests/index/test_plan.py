@@ -8,6 +8,7 @@ from m3bert.evaluation import GridEncoder, GridResults, MeasuredSearch, Score
 from m3bert.evaluation.choice import Budget, choose
 from m3bert.index import Plan
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import refused
 
 
 @pytest.fixture
@@ -74,8 +75,7 @@ def test_a_plan_is_what_was_chosen(tmp_path):
 def test_other_files_are_refused(tmp_path, content, reason):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"plan\.json is not .*{reason}"):
-        Plan.load(file)
+    refused(rf"plan\.json is not .*{reason}", Plan.load, file)
 
 
 def test_the_layout_has_the_codes_of_the_plan(encoder, sentences):

@@ -27,6 +27,9 @@ BACKBONES = [
     ("Electra", {"pad_token_id": 1, "embedding_size": 32}),
     ("DistilBert", {"pad_token_id": 1, "dim": 32, "hidden_dim": 37, "n_layers": 3, "n_heads": 4, "hidden_size": 32}),
 ]
+every_backbone = pytest.mark.parametrize(
+    ("family", "changes"), BACKBONES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(BACKBONES)]
+)
 
 
 def random_encoder(family: str, changes: dict) -> transformers.PreTrainedModel:
@@ -44,9 +47,7 @@ def all_states(model, batch):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(
-    ("family", "changes"), BACKBONES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(BACKBONES)]
-)
+@every_backbone
 def test_states_are_equal_at_every_layer(family, changes, attention):
     source = random_encoder(family, changes)
     converted = convert_to_m3bert(source)

@@ -8,7 +8,7 @@ from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertForTokenClass
 from m3bert.models.conversion import convert_to_m3bert
 from m3bert.models.native import convert_to_native, output_map
 from tests.conftest import padded_batch, refused, tiny_config
-from tests.models.test_conversion import BACKBONES, all_states, random_encoder
+from tests.models.test_conversion import all_states, every_backbone, random_encoder
 
 
 POST_NORM = {"norm_position": "post", "norm_type": "layernorm", "mlp_gated": False, "hidden_act": "gelu"}
@@ -41,9 +41,7 @@ def assert_bits_equal(model: PreTrainedModel, native: PreTrainedModel, batch: di
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(
-    ("family", "changes"), BACKBONES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(BACKBONES)]
-)
+@every_backbone
 def test_there_and_back_is_exact_to_the_last_bit(family, changes, attention):
     source = random_encoder(family, changes)
     model = convert_to_m3bert(source)

@@ -5,18 +5,7 @@ import math
 import pytest
 import torch
 
-from m3bert.trainers.qama.losses import (
-    added_dims_overlap,
-    information_bottleneck,
-    ramp,
-    range_penalty,
-    rank_error,
-    similarity_divergence,
-    similarity_error,
-    soft_bits,
-    threshold_repulsion,
-    variance_control,
-)
+from m3bert.trainers.qama import losses
 from m3bert.utils.numerics import cosine_matrix
 
 
@@ -31,7 +20,7 @@ def cosines(*shape: int) -> torch.Tensor:
     return (torch.rand(*shape, dtype=torch.float64) * 2 - 1).requires_grad_()
 
 
-def naive_similarity_error(found, wanted):
+def naive_similarity(found, wanted):
     return [
         sum((s - t) ** 2 for s, t in zip(*rows, strict=True)) / len(rows[0])
         for rows in zip(found, wanted, strict=True)
@@ -105,19 +94,19 @@ def thresholds() -> torch.Tensor:
 
 # Name -> function, naive form, and its inputs: the first carries gradient.
 CASES = {
-    "similarity error": (similarity_error, naive_similarity_error, lambda: [cosines(TEXTS, CANDIDATES) for _ in "st"]),
-    "divergence": (similarity_divergence, naive_divergence, lambda: [cosines(TEXTS, CANDIDATES) for _ in "st"]),
-    "rank error": (rank_error, naive_rank_error, lambda: [cosines(3, CANDIDATES) for _ in "st"]),
-    "overlap": (added_dims_overlap, naive_overlap, lambda: [draw(TEXTS, WIDTH), [2, 5, WIDTH]]),
-    "bottleneck": (information_bottleneck, naive_bottleneck, lambda: [draw(TEXTS, WIDTH)]),
-    "variance": (variance_control, naive_variance_control, lambda: [draw(TEXTS, WIDTH)]),
-    "repulsion": (threshold_repulsion, naive_repulsion, lambda: [draw(TEXTS, WIDTH), thresholds()]),
+    "similarity": (losses.similarity_error, naive_similarity, lambda: [cosines(TEXTS, CANDIDATES) for _ in "st"]),
+    "divergence": (losses.similarity_divergence, naive_divergence, lambda: [cosines(TEXTS, CANDIDATES) for _ in "st"]),
+    "rank error": (losses.rank_error, naive_rank_error, lambda: [cosines(3, CANDIDATES) for _ in "st"]),
+    "overlap": (losses.added_dims_overlap, naive_overlap, lambda: [draw(TEXTS, WIDTH), [2, 5, WIDTH]]),
+    "bottleneck": (losses.information_bottleneck, naive_bottleneck, lambda: [draw(TEXTS, WIDTH)]),
+    "variance": (losses.variance_control, naive_variance_control, lambda: [draw(TEXTS, WIDTH)]),
+    "repulsion": (losses.threshold_repulsion, naive_repulsion, lambda: [draw(TEXTS, WIDTH), thresholds()]),
     "range": (
-        range_penalty, naive_range,
+        losses.range_penalty, naive_range,
         lambda: [draw(TEXTS, WIDTH), *(torch.full((WIDTH,), at, dtype=torch.float64) for at in (-0.5, 0.4))],
     ),
 }  # fmt: skip
-WITH_TEACHER = ["similarity error", "divergence", "rank error"]
+WITH_TEACHER = ["similarity", "divergence", "rank error"]
 PRECISE = ["overlap", "bottleneck", "variance"]  # those that widen half precision themselves
 
 
@@ -175,41 +164,41 @@ def test_thresholds_get_no_gradient(name):
 def test_temperature_and_scale_are_used():
     student, teacher = (cosines(TEXTS, CANDIDATES) for _ in "st")
     expected = as_tensor(naive_divergence(student, teacher, 0.5))
-    torch.testing.assert_close(similarity_divergence(student, teacher, temperature=0.5), expected)
+    torch.testing.assert_close(losses.similarity_divergence(student, teacher, temperature=0.5), expected)
     torch.testing.assert_close(
-        rank_error(student, teacher, scale=2.0), as_tensor(naive_rank_error(student, teacher, 2.0))
+        losses.rank_error(student, teacher, scale=2.0), as_tensor(naive_rank_error(student, teacher, 2.0))
     )
     vectors = draw(TEXTS, WIDTH)
-    found = information_bottleneck(vectors, offset=0.4, exponent=0.7)
+    found = losses.information_bottleneck(vectors, offset=0.4, exponent=0.7)
     torch.testing.assert_close(found, as_tensor(naive_bottleneck(vectors, 0.4, 0.7)))
 
 
 @pytest.mark.parametrize("dims", [[WIDTH], [1]])
 def test_one_nested_dim_adds_no_dims(dims):
-    overlap = added_dims_overlap(draw(TEXTS, dims[0]), dims)
+    overlap = losses.added_dims_overlap(draw(TEXTS, dims[0]), dims)
     assert overlap.shape == () and overlap == 0
 
 
 def test_the_bottleneck_and_the_variance_are_finite_at_zero():
     vectors = torch.zeros(TEXTS, WIDTH, requires_grad=True)
-    (information_bottleneck(vectors).sum() + variance_control(vectors)).backward()
+    (losses.information_bottleneck(vectors).sum() + losses.variance_control(vectors)).backward()
     assert torch.isfinite(vectors.grad).all()
-    assert torch.isfinite(variance_control(torch.randn(1, WIDTH)))
+    assert torch.isfinite(losses.variance_control(torch.randn(1, WIDTH)))
 
 
 def test_bits_are_exact_and_have_the_gradient_of_a_soft_step():
     for dtype in (torch.float32, torch.float64):
         margins = draw(200, WIDTH, dtype=dtype)
-        assert set(soft_bits(margins).unique().tolist()) == {-1.0, 1.0}
-        assert torch.equal(soft_bits(margins) > 0, margins > 0)
-    assert soft_bits(torch.zeros(3, 2)).eq(-1).all(), "a number on a threshold is not above it"
+        assert set(losses.soft_bits(margins).unique().tolist()) == {-1.0, 1.0}
+        assert torch.equal(losses.soft_bits(margins) > 0, margins > 0)
+    assert losses.soft_bits(torch.zeros(3, 2)).eq(-1).all(), "a number on a threshold is not above it"
     weights = torch.randn(200, WIDTH, dtype=torch.float64)
-    (found,) = torch.autograd.grad((soft_bits(margins) * weights).sum(), margins)
+    (found,) = torch.autograd.grad((losses.soft_bits(margins) * weights).sum(), margins)
     spread = torch.tensor([dim.detach().std(correction=0) / 2 for dim in margins.T], dtype=torch.float64)
     (expected,) = torch.autograd.grad(((2 * torch.sigmoid(margins / spread) - 1) * weights).sum(), margins)
     torch.testing.assert_close(found, expected)
     equal = torch.ones(4, 2, requires_grad=True)
-    soft_bits(equal).sum().backward()
+    losses.soft_bits(equal).sum().backward()
     assert torch.isfinite(equal.grad).all()
 
 
@@ -231,13 +220,13 @@ def test_cosines_of_half_precision_are_in_float32_and_have_finite_losses():
         found = cosine_matrix(vectors, candidates)
     torch.testing.assert_close(found, cosine_matrix(vectors.double(), candidates.double()).float())
     student, teacher = (cosines(TEXTS, CANDIDATES).detach().bfloat16() for _ in "st")
-    for function in (similarity_error, similarity_divergence, rank_error):
+    for function in (losses.similarity_error, losses.similarity_divergence, losses.rank_error):
         found = function(student, teacher).float()
         torch.testing.assert_close(found, function(student.float(), teacher.float()), atol=0.02, rtol=0.05)
 
 
 def test_the_ramp_goes_from_a_fifth_to_one():
-    assert ramp(0.0) == ramp(0.1) == 0.2 and ramp(1.0) == pytest.approx(1.0)
-    assert ramp(0.6) == pytest.approx((math.e**0.6 - 1) / (math.e - 1))
-    steps = [ramp(step / 20) for step in range(21)]
+    assert losses.ramp(0.0) == losses.ramp(0.1) == 0.2 and losses.ramp(1.0) == pytest.approx(1.0)
+    assert losses.ramp(0.6) == pytest.approx((math.e**0.6 - 1) / (math.e - 1))
+    steps = [losses.ramp(step / 20) for step in range(21)]
     assert steps == sorted(steps)

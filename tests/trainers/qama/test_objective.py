@@ -9,18 +9,7 @@ from m3bert.encode.states import PooledStates
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import QAMA, Grid, NestedBatch, NestedModel
 from m3bert.trainers.embedding.info_nce import nested_info_nce
-from m3bert.trainers.qama.losses import (
-    added_dims_overlap,
-    information_bottleneck,
-    ramp,
-    range_penalty,
-    rank_error,
-    similarity_divergence,
-    similarity_error,
-    soft_bits,
-    threshold_repulsion,
-    variance_control,
-)
+from m3bert.trainers.qama import losses
 from m3bert.trainers.qama.objective import WEIGHTS
 from m3bert.utils.numerics import cosine_matrix
 from tests.conftest import refused
@@ -68,32 +57,32 @@ def expected_terms(objective: QAMA, vectors: torch.Tensor, teacher: torch.Tensor
     targets = cosine_matrix(teacher.detach(), teacher.detach())
     for dim in DIMS:
         sides = {f"3x{dim}": z[:, :dim]}
-        sides |= {f"3x{dim}@{code}": soft_bits(quantizer.margins(z, code, dim)) for code in objective.codes}
+        sides |= {f"3x{dim}@{code}": losses.soft_bits(quantizer.margins(z, code, dim)) for code in objective.codes}
         for name, own in sides.items():
             similarities, count = cosine_matrix(own, own), objective.rank_texts
-            terms[f"sim_{name}"] = similarity_error(similarities, targets).mean()
-            terms[f"kl_{name}"] = similarity_divergence(
+            terms[f"sim_{name}"] = losses.similarity_error(similarities, targets).mean()
+            terms[f"kl_{name}"] = losses.similarity_divergence(
                 similarities, targets, temperature=objective.temperature
             ).mean()
-            terms[f"rank_{name}"] = rank_error(similarities[:count], targets[:count]).mean()
+            terms[f"rank_{name}"] = losses.rank_error(similarities[:count], targets[:count]).mean()
             scores = similarities / objective.contrast_temperature
-            losses = []
+            rows = []
             for pair in range(ROWS):
                 others = [scores[pair, row] for row in range(2 * ROWS) if row != pair]
-                losses.append(torch.stack(others).logsumexp(dim=0) - scores[pair, ROWS + pair])
-            terms[f"contrast_{name}"] = torch.stack(losses).mean()
-    terms["orthogonality_3x8"] = added_dims_overlap(z, DIMS)
-    terms["bottleneck_3x8"] = information_bottleneck(z).mean()
+                rows.append(torch.stack(others).logsumexp(dim=0) - scores[pair, ROWS + pair])
+            terms[f"contrast_{name}"] = torch.stack(rows).mean()
+    terms["orthogonality_3x8"] = losses.added_dims_overlap(z, DIMS)
+    terms["bottleneck_3x8"] = losses.information_bottleneck(z).mean()
     parts = []
     for code in objective.codes:
         for bits, place, numbers in quantizer.parts(z, code, WIDTH):
             own = quantizer.thresholds(bits)[:, place]
             reach = 3 * (own[-1] - own[0]).clamp(min=1 / WIDTH)
-            values = threshold_repulsion(numbers, own) + range_penalty(numbers, own[0] - reach, own[-1] + reach)
-            parts.append(values.mean())
-    terms["quantization_3x8"] = ramp(objective.progress) * sum(parts) / len(parts)
-    variances = [variance_control(z[:, start:end]) for start, end in ((0, 2), (2, 4), (4, 8))]
-    terms["variance_3x8"] = ramp(objective.progress) * sum(variances)
+            penalty = losses.range_penalty(numbers, own[0] - reach, own[-1] + reach)
+            parts.append((losses.threshold_repulsion(numbers, own) + penalty).mean())
+    terms["quantization_3x8"] = losses.ramp(objective.progress) * sum(parts) / len(parts)
+    variances = [losses.variance_control(z[:, start:end]) for start, end in ((0, 2), (2, 4), (4, 8))]
+    terms["variance_3x8"] = losses.ramp(objective.progress) * sum(variances)
     return terms
 
 
@@ -218,18 +207,18 @@ def test_equal_texts_are_not_negatives():
         objective = qama(mask_duplicates=mask_duplicates)
         z = objective.quantizer(torch.cat(list(batch.teacher.values())).detach())
         ids = torch.cat(list(batch.text_ids.values())) if mask_duplicates else torch.arange(2 * ROWS)
-        losses = []
+        rows = []
         for pair in range(ROWS):
             kept = [
                 row for row in range(2 * ROWS)
                 if row == ROWS + pair or ids[row] not in (ids[pair], ids[ROWS + pair])
             ]  # fmt: skip
-            losses.append(nested_info_nce(
+            rows.append(nested_info_nce(
                 z[pair : pair + 1], z[kept], dims=(WIDTH,), temperature=0.05,
                 targets=torch.tensor([kept.index(ROWS + pair)]),
             ))  # fmt: skip
         found = named(objective(batch))["qama_contrast_3x8"]
-        torch.testing.assert_close(found, torch.cat(losses).mean())
+        torch.testing.assert_close(found, torch.cat(rows).mean())
         values.append(found)
     assert values[0] < values[1]
 
