@@ -23,7 +23,7 @@ from ..encode.quantizer import QUANTIZER_FOLDER
 from ..encode.states import shared_layers
 from ..modeling.files_elastic import CODE_FILES, Source
 from ..models.auto import load_model
-from ..models.native import convert_to_native, output_map, without_native
+from ..models.native import architecture_differs, convert_to_native, output_map
 from .checkpoint import Checkpoint
 from .export_files import PLACE, write_readme
 from .files import LICENSES, TOKENIZER_FILES, copy_files
@@ -199,7 +199,7 @@ def is_plain(checkpoint: Checkpoint, layer: int) -> bool:
     """Whether a native export at this depth is an embedding model with the vectors of the checkpoint."""
     if not checkpoint.elastic or checkpoint.head != "AutoModel" or checkpoint.quantized:
         return False
-    known = not checkpoint.is_m3bert or without_native(checkpoint.config) is None
+    known = not checkpoint.is_m3bert or architecture_differs(checkpoint.config) is None
     projected = checkpoint.projection is None or layer in shared_layers(checkpoint.config)
     return known and projected and layer > 0 and not state_only(checkpoint, layer)
 

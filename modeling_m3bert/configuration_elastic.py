@@ -38,7 +38,7 @@ class Elasticity:
         depths (`dict[int, list[int]]`): Depth -> the source's layers that run, counted from 1. A depth that is not
             listed runs the first layers.
         exits (`list[int]`): Depths with an exit to the space of the whole model, ascending. A path needs none.
-        table (`list[int]`): Those of them that read the static table.
+        table (`list[int]`): Depths among `exits` that read the static table.
         ignored_ids (`list[int]`): Token ids that the static vector of a text leaves out.
         fit (`dict`, *optional*): Record of the fit.
         refitted (`list[int]`, *optional*): Depths with refitted matrices. Old repositories do not say.
@@ -60,7 +60,8 @@ class Elasticity:
         return cls(depths, exits, table, ignored, values.get("fit"), values.get("refitted"))
 
     def declare(self, config: PretrainedConfig, **others: Any) -> None:
-        """Write the depths into a config, and keep its other entries under `elastic`."""
+        """Write the depths into a config. Its other entries under `elastic` stay, also `fit` and `refitted` where
+        these are `None`. Without an exit at depth 0, `matryoshka_layers` loses 0."""
         values = {
             "depths": {str(depth): list(self.depths[depth]) for depth in sorted(self.depths)},
             "exits": sorted(self.exits),
@@ -233,7 +234,7 @@ def for_new_weights(config: PretrainedConfig) -> PretrainedConfig:
     if depth == 0:
         raise ValueError("Layer 0 is a static table, which is loaded (from_pretrained) or fitted, not new.")
     config = copy.deepcopy(config)
-    Elasticity().declare(config)
+    Elasticity().declare(config)  # takes depth 0 out of `matryoshka_layers`
     config.elastic = None
     cut_config(config, depth)
     return config

@@ -123,7 +123,7 @@ class Source:
         return get_class_from_dynamic_module(reference, self.name, code_revision=self.code_revision, **self.hub)
 
     def config(self, kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The config, of a class, and the options that are for the model."""
+        """The config, read by a class, and the options that are left for the model."""
         for_model = {key: options[key] for key in (*MODEL_OPTIONS, "force_download") if key in options}
         others = {key: value for key, value in options.items() if key not in MODEL_OPTIONS}
         config, unused = kind.from_pretrained(self.name, return_unused_kwargs=True, **{**others, **self.options})
@@ -141,7 +141,11 @@ class Source:
         files |= read(SETTINGS_FILES[1]) | next(filter(None, map(read, SETTINGS_FILES[2:])), {})
         try:
             paths = [str(module.get("path")) for module in json.loads(files[SETTINGS_FILES[0]])]
-        except ValueError:  # an encoder loads all the same; EmbeddingSettings refuses the file
+        except (
+            ValueError,
+            AttributeError,
+            TypeError,
+        ):  # an encoder loads all the same; EmbeddingSettings refuses the file
             paths = []
         folders = [path.rstrip("/") for path in paths if re.fullmatch(FOLDER, path)]
         names = [f"{folder}/{name}" for folder in folders for name in ("config.json", WEIGHTS)]
@@ -188,7 +192,7 @@ def shards_in(index: str | Path | None) -> list[str]:
 
 def weight_files(source: Source) -> list[str]:
     """The files that the library reads the weights of a folder or repository from: one, or those that its index
-    names. Those of other variants are none of them."""
+    names. Files of other variants are left out."""
     if whole := source.file(of_variant(WEIGHTS, source.variant)):
         return [whole]
     shards = shards_in(source.file(of_variant(INDEX, source.variant)))

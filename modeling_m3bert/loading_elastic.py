@@ -53,7 +53,7 @@ class AutoMapClass:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = None) -> None:
-        """Nothing: the library would name only one of these classes."""
+        """Does nothing: the library would write this class alone into `auto_map`, which names all."""
 
 
 class ElasticConfig(AutoMapClass):
@@ -158,7 +158,7 @@ class Loading:
         names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
         source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
         cut_config(config, self.size.depth)
-        if encoder.made_of and config.elastic:
+        if not has_own_code(encoder) and config.elastic:
             config.elastic["source"] = source
         for module in encoder.modules():  # some have a copy of the config
             if getattr(vars(module).get("config"), "num_hidden_layers", None) == whole:
@@ -219,7 +219,7 @@ class ElasticLoading(_Model):
             config = copy.deepcopy(config)
         else:
             origin = source if config is None else Source.at(config, kwargs)
-            config, kwargs = origin.config(ElasticConfig if cls.made_of else cls.config_class, kwargs)
+            config, kwargs = origin.config(cls.config_class if has_own_code(cls) else ElasticConfig, kwargs)
         kwargs = {key: value for key, value in kwargs.items() if key != "code_revision"}
         kwargs |= {**source.hub, "use_safetensors": True}
         adapter = {key: value for key, value in source.hub.items() if key in ("cache_dir", "local_files_only")}
@@ -279,7 +279,7 @@ class ElasticLoading(_Model):
         if self._hf_peft_config_loaded:
             for name in self.active_adapters():
                 adapter, size = self.peft_config[name], self._adapted_size()
-                if self.base_model.made_of is None:  # all layers of an m3BERT are for each of its sizes
+                if has_own_code(self.base_model):  # all layers of an m3BERT are for each of its sizes
                     size = {key: value for key, value in size.items() if getattr(self.config, key, None) is not None}
                 adapter.auto_mapping = {**(adapter.auto_mapping or {}), "elastic": size}
             super().save_pretrained(folder, is_main_process, state_dict, *args, **kwargs)
@@ -298,8 +298,8 @@ class ElasticLoading(_Model):
         tensors = self.state_dict() if state_dict is None else state_dict
         parts = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         native = {key: value for key, value in tensors.items() if not key.startswith(prefix)}
-        has_own_code, size = encoder.made_of is None, Size.of(encoder.config, encoder.config.num_hidden_layers)
-        is_native = has_own_code or size.is_native
+        size = Size.of(encoder.config, encoder.config.num_hidden_layers)
+        is_native = has_own_code(encoder) or size.is_native
         if not is_native and size.depth > 0:  # layers have the numbers of the source, which some encoders read
             name = layer_list(encoder, size.depth)[0]
             if "hf_device_map" in vars(self):
@@ -316,7 +316,7 @@ class ElasticLoading(_Model):
             shards = [folder / shard for shard in shards_in(index)]
             (single if shards and all(shard.is_file() for shard in shards) else index).unlink()
         write_parts(folder, parts, exact=exact, variant=variant)
-        if entries(encoder.config) and not has_own_code:
+        if entries(encoder.config) and not has_own_code(encoder):
             add_code(folder, native=is_native)
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
@@ -339,6 +339,11 @@ class ElasticLoading(_Model):
         layer, dim = resolve_size(config)
         source = (Elasticity.of(config).fit or {}).get("source_sha256")
         return {"output_layer": layer, "output_dim": dim, "source": source}
+
+
+def has_own_code(encoder: Any) -> bool:
+    """Whether an encoder, or its class, is an m3BERT, whose class and code travel on their own."""
+    return encoder.made_of is None
 
 
 def dtype_of(config: PretrainedConfig) -> torch.dtype:

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_elastic import SIZE, Elasticity, Size, entries, for_new_weights, resolve_size
 from .files_elastic import HEADS, Source, plain_if_lost, source_of
-from .loading_elastic import AutoMapClass, ElasticConfig, ElasticLoading, Loading
+from .loading_elastic import AutoMapClass, ElasticConfig, ElasticLoading, Loading, has_own_code
 from .parts_elastic import ElasticParts, check_parts, layer_list, replaced, static_vectors, view
 
 
@@ -45,7 +45,7 @@ class ElasticMixin(ElasticLoading):
             loading.before_weights(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return super().__reduce_ex__(protocol) if self.made_of is None else (_empty, self.made_of, self.__dict__)
+        return super().__reduce_ex__(protocol) if has_own_code(self) else (_empty, self.made_of, self.__dict__)
 
     # Running, of encoders
 
@@ -121,7 +121,7 @@ class ElasticMixin(ElasticLoading):
     ) -> torch.Tensor:
         """
         The exit of the hidden state `(..., hidden_size)` of a depth, after the final norm, at the first `dim` dims. A
-        depth without an exit only does the latter. `static` are the static vectors of the texts, in a shape that
+        depth without an exit is truncated only. `static` are the static vectors of the texts, in a shape that
         broadcasts to `state`; a depth that does not read the static table ignores it.
 
         Raises:
@@ -196,7 +196,7 @@ class ElasticMixin(ElasticLoading):
         check_parts(self, tensors, spec, "The new depths")
         tensors = {name: value.detach().to(like, copy=True).contiguous() for name, value in tensors.items()}
         self.elastic = ElasticParts(tensors)
-        config.elastic = {**entries(config), "fit": None}
+        config.elastic = {**entries(config), "fit": None}  # `declare` would keep an old record
         spec.declare(config)
 
     def drop_depths(self, depths: Iterable[int]) -> None:
@@ -245,7 +245,7 @@ class ElasticMixin(ElasticLoading):
 
 
 @functools.cache
-def elastic_class(native: Any, head: bool) -> Any:
+def elastic_class(native: Any, head: bool, /) -> Any:  # positional: the cache tells `head=` from a position
     """The elastic class of a class of transformers, with its name and module. If that is an encoder with a `head`, the
     native `forward` stays, and calls the encoder's."""
     if issubclass(native, ElasticMixin):

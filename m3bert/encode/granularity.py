@@ -45,7 +45,7 @@ class Granularity:
     Args:
         layer (`int`): Depth: the number of layers that run. 0 is the static table.
         dim (`int`): Number of leading dims to keep.
-        code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.CODES`].
+        code (`str`, *optional*, defaults to `"float32"`): One of [`~precisions.PRECISIONS`].
 
     Raises:
         ValueError: if the precision is unknown.

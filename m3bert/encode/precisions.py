@@ -60,9 +60,9 @@ def stored_bits(code: str, dim: int) -> int:
     if not precision.learned:
         return int(precision.bits) * dim
     # Imported here, because grids are also read where torch is not needed.
-    from ..modeling.quantization_m3bert import stored_bits
+    from ..modeling import quantization_m3bert
 
-    return stored_bits(code, dim)
+    return quantization_m3bert.stored_bits(code, dim)
 
 
 def bytes_per_vector(code: str, dim: int) -> int:

@@ -255,7 +255,9 @@ def nested_states(
     spec, keys = Elasticity.of(encoder.config), readable(encoder.config, layers)
     depths, last = sorted({*map(depth_of, keys)}), encoder.config.num_hidden_layers
     if not depths or depths[0] < 0 or depths[-1] > last:
-        raise ValueError(f"layers={keys} must be within 0..{last}; 0 is the embedding layer.")
+        raise ValueError(
+            f"layers={keys} must be within 0..{last}; 0 is the static table, or the input of the first layer."
+        )
     spec = spec if exits else Elasticity(spec.depths)
     batch = Prepared.of(encoder, inputs)
     raw = raw_states(encoder, batch.arguments, [depth for depth in depths if depth > 0 or 0 not in spec.table], spec)

@@ -15,10 +15,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..modeling.modeling_elastic import make_elastic
-from .encode import encode
 from .install import install, without_depths
 from .late import fit_late
 from .plan import FitOptions, FitPlan, Sources
+from .read_texts import read_texts
 from .record import ExitFit
 from .solve import solve
 
@@ -77,5 +77,5 @@ def fit_exits(
     with without_depths(model.base_model):
         if plan.settings.is_late:
             return fit_late(plan, model, tokenizer, tokenized)
-        encoded = encode(plan, model, tokenizer, tokenized, target_fingerprint)
-        return install(plan, encoded, solve(plan, encoded))
+        read = read_texts(plan, model, tokenizer, tokenized, target_fingerprint)
+        return install(plan, read, solve(plan, read))

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from ..encode.states import StateKey, StateOnly
 from ..modeling.configuration_elastic import Elasticity
 from ..models.anatomy import store_anatomy
-from .encode import Encoded
 from .plan import FitPlan
+from .read_texts import ReadTexts
 from .record import ChosenLayers, ExitFit, RefittedPath, installed
 from .ridge import weight_and_bias
 from .solve import AfterLast, Solution
@@ -44,11 +44,11 @@ def without_depths(encoder: PreTrainedModel) -> Iterator[None]:
         encoder.train(training)
 
 
-def install(plan: FitPlan, encoded: Encoded, solution: Solution) -> ExitFit:
+def install(plan: FitPlan, read: ReadTexts, solution: Solution) -> ExitFit:
     """Put the depths into the encoder, measure them, and write the record of the fit into its config."""
-    set_depths(plan, encoded, solution)
-    retrieval, of_exits = retrieval_of(plan, encoded, solution), record_of_exits(plan, encoded, solution)
-    texts, encoder = encoded.passes.texts, encoded.passes.raw.encoder
+    set_depths(plan, read, solution)
+    retrieval, of_exits = retrieval_of(plan, read, solution), record_of_exits(plan, read, solution)
+    texts, encoder = read.passes.texts, read.passes.raw.encoder
     return store_record(plan, encoder, texts, solution.paths, solution.choices, retrieval, **of_exits)
 
 
@@ -81,16 +81,16 @@ def store_record(
     return fit
 
 
-def set_depths(plan: FitPlan, encoded: Encoded, solution: Solution) -> None:
+def set_depths(plan: FitPlan, read: ReadTexts, solution: Solution) -> None:
     """Put exits, paths and the static table into the encoder. A path has the exit of the last layer, if it has one."""
-    maps, tokens, last = solution.maps, encoded.passes.tokens, plan.last
+    maps, tokens, last = solution.maps, read.passes.tokens, plan.last
     exits = {depth: fit.affine for depth, fit in maps.state_only.items()}
     joints = {depth: fit.affine for depth, fit in maps.joints.items()}
     if solution.last_exit is not None:
         exits |= dict.fromkeys([last, *solution.paths], solution.last_exit)
     if last in joints:
         joints |= dict.fromkeys(solution.paths, joints[last])
-    encoded.passes.raw.encoder.set_depths(
+    read.passes.raw.encoder.set_depths(
         exits={depth: weight_and_bias(affine) for depth, affine in exits.items()},
         joints={depth: weight_and_bias(affine) for depth, affine in joints.items()},
         paths=installed(solution.paths),
@@ -99,12 +99,12 @@ def set_depths(plan: FitPlan, encoded: Encoded, solution: Solution) -> None:
     )
 
 
-def retrieval_of(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[int, float]:
+def retrieval_of(plan: FitPlan, read: ReadTexts, solution: Solution) -> dict[int, float]:
     """The share of the retrieval that each depth keeps, as in [`ExitFit`]: `-l` is depth l without the table."""
-    spec = Elasticity.of(encoded.passes.raw.encoder.config)
+    spec = Elasticity.of(read.passes.raw.encoder.config)
     prefixes = [*([0] if plan.options.static else []), *solution.maps.state_only]
     depths: list[StateKey] = [*prefixes, *solution.paths, *(StateOnly(depth) for depth in spec.table if depth)]
-    pooled = encoded.passes.raw.pooled(solution.queries.ids, depths, exits=True)
+    pooled = read.passes.raw.pooled(solution.queries.ids, depths, exits=True)
     after = AfterLast(plan.staying)
     retrieval: dict[int, float] = {}
     for key, vectors in pooled.items():
@@ -113,9 +113,9 @@ def retrieval_of(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[in
     return dict(sorted(retrieval.items()))
 
 
-def record_of_exits(plan: FitPlan, encoded: Encoded, solution: Solution) -> dict[str, Any]:
+def record_of_exits(plan: FitPlan, read: ReadTexts, solution: Solution) -> dict[str, Any]:
     """The fields of [`ExitFit`] of exits and the table."""
-    options, maps, space, tokens = plan.options, solution.maps, solution.maps.space, encoded.passes.tokens
+    options, maps, space, tokens = plan.options, solution.maps, solution.maps.space, read.passes.tokens
     fits = {**({} if maps.table is None else {0: maps.table}), **maps.state_only, **maps.joints}
     to_target = None
     if options.teacher is not None:
@@ -144,7 +144,7 @@ def declare(plan: FitPlan, encoder: PreTrainedModel, fit: ExitFit) -> None:
     elif not plan.is_m3bert:  # an earlier fit may have had a narrower target
         config.output_dim = None
     if plan.is_m3bert:
-        config.matryoshka_layers = sorted([*plan.layers, *fit.paths, plan.last])
+        config.matryoshka_layers = sorted([*plan.prefixes, *fit.paths, plan.last])
         encoder.embedding_settings = replace(
             plan.settings, pooling=plan.pooling, projection=None, max_length=plan.longest
         )

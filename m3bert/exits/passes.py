@@ -36,7 +36,7 @@ class TextPasses:
     description: str | None
 
     def sampling(self, most: int) -> slice:
-        """The stride that keeps at most `most` texts, spread over all sources."""
+        """The stride that keeps about `most` texts, spread over all sources."""
         return slice(None, None, max(1, -(-len(self.texts) // most)))
 
     def sums(
@@ -67,11 +67,11 @@ class TextPasses:
             if self.tokens is not None:
                 vectors[FEATURES] = self.tokens.means([text.ids for text in group]).to(targets.device)
             sums.add([text.text for text in group], vectors)
-        sums.over_ranks()
+        sums.sum_over_ranks()
         return sums, sampled
 
     def sampled(self, most: int) -> list[list[TokenizedText]]:
-        """At most `most` texts in groups, spread over all sources."""
+        """About `most` texts in groups, spread over all sources."""
         return [group[self.sampling(most)] for group in self.texts]
 
     def spans(self, prompt: str, max_length: int) -> list[list[TokenizedText]]:

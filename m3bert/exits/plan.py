@@ -137,7 +137,7 @@ class FitPlan:
         if self.settings.token_widths is not None:
             self._check_late(self.settings.token_widths[0])
         paths = self.paths | {depth: [*candidates_of(depth, self.last)[0]] for depth in self.chosen}
-        Elasticity(paths, self.layers, [0] if options.static else []).validate(self.config)
+        Elasticity(paths, self.prefixes, [0] if options.static else []).validate(self.config)
         if options.static:
             check_tokenizer(tokenizer, self.config.vocab_size)
         if self.max_length < 1:
@@ -159,11 +159,11 @@ class FitPlan:
             raise ValueError(f"{given[0]} is for embeddings of texts: an encoder for late interaction has none.")
         if self.is_m3bert:
             raise ValueError("The model is an m3BERT: only the encoders of transformers fit late interaction.")
-        if self.layers or not (self.chosen or self.paths):
+        if self.prefixes or not (self.chosen or self.paths):
             legal = f"2..{self.last - 1}" if self.last > 2 else "none"
             raise ValueError(
-                f"depths={self.layers}: an encoder for late interaction has paths alone, which skip layers; legal "
-                f"depths: {legal}."
+                f"depths={self.prefixes}: an encoder for late interaction has paths alone, which skip layers; "
+                f"legal depths: {legal}."
             )
 
     @property
@@ -220,14 +220,14 @@ class FitPlan:
         return [depth for depth in open_depths if candidates_of(depth, self.last)]
 
     @property
-    def layers(self) -> list[int]:
+    def prefixes(self) -> list[int]:
         """Depths with an exit that run the first layers, and 0 with a static table."""
         options = self.options
         asked = [*options.depths, *(options.paths or {})]
-        prefixes = options.layers
-        if prefixes is None:
-            prefixes = [] if asked else range(1, self.last)
-        every = {*prefixes, *asked, *([0] if options.static else [])}
+        layers = options.layers
+        if layers is None:
+            layers = [] if asked else range(1, self.last)
+        every = {*layers, *asked, *([0] if options.static else [])}
         return sorted(every - {*self.paths, *self.chosen, self.last})
 
     def tokenize(self, texts: Iterable[str] | Sources, tokenizer: PreTrainedTokenizerBase) -> TokenizedTexts:

@@ -10,13 +10,13 @@ import torch
 from ..encode.projection import Projection
 from .centred import Centring
 from .choice import Measure, choose_layers
-from .encode import Encoded
 from .kept import KeptParts
 from .maps import CommonSpace, ExitMaps
 from .passes import REFIT_TEXTS, TextPasses
 from .paths import fit_paths
 from .plan import FitPlan
 from .queries import Queries
+from .read_texts import ReadTexts
 from .record import ChosenLayers, RefittedPath
 from .ridge import apply_affine
 
@@ -59,17 +59,17 @@ class Solution:
     queries: Queries
 
 
-def solve(plan: FitPlan, encoded: Encoded) -> Solution:
+def solve(plan: FitPlan, read: ReadTexts) -> Solution:
     """Solve for the exits, choose the layers of depths, and refit paths. The depths of the encoder are changed."""
-    space = CommonSpace.of(encoded.sums, plan.options.basis, plan.config.hidden_size, plan.staying)
-    maps = ExitMaps.of(encoded.sums, space)
+    space = CommonSpace.of(read.sums, plan.options.basis, plan.config.hidden_size, plan.staying)
+    maps = ExitMaps.of(read.sums, space)
     last_exit = _last_exit(plan, maps)
-    queries = encoded.queries if plan.staying is not None else encoded.queries.mapped(space.to_space)
+    queries = read.queries if plan.staying is not None else read.queries.mapped(space.to_space)
     choices: dict[int, ChosenLayers] = {}
     fitted: dict[int, RefittedPath] = {}
     if plan.chosen or plan.paths:
-        centring = Centring.of(encoded.passes.raw, queries, _after_last(plan, encoded, maps, last_exit))
-        choices, refits = choose_and_refit(plan, encoded.passes, encoded.parts, centring.measured)
+        centring = Centring.of(read.passes.raw, queries, _after_last(plan, read, maps, last_exit))
+        choices, refits = choose_and_refit(plan, read.passes, read.parts, centring.measured)
         fitted = centring.centred(refits)
     return Solution(maps, last_exit, fitted, choices, queries)
 
@@ -88,12 +88,12 @@ def choose_and_refit(
     return choices, dict(zip(paths, refits, strict=True))
 
 
-def _after_last(plan: FitPlan, encoded: Encoded, maps: ExitMaps, last_exit: torch.Tensor | None) -> AfterLast:
+def _after_last(plan: FitPlan, read: ReadTexts, maps: ExitMaps, last_exit: torch.Tensor | None) -> AfterLast:
     """What follows the last layer for the queries, as it is installed."""
-    tokens = encoded.passes.tokens
+    tokens = read.passes.tokens
     if plan.last not in maps.joints or maps.table is None or tokens is None:
         return AfterLast(plan.staying, last_exit)
-    static = apply_affine(maps.table.affine, tokens.means(encoded.queries.ids))
+    static = apply_affine(maps.table.affine, tokens.means(read.queries.ids))
     return AfterLast(None, maps.joints[plan.last].affine, static)
 
 

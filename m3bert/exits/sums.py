@@ -62,7 +62,7 @@ class ExitSums:
             sums.add({name: matrix[rows] for name, matrix in vectors.items()})
         self.rows = {name: torch.cat([rows.to(held.device), vectors[name][held]]) for name, rows in self.rows.items()}
 
-    def over_ranks(self) -> None:
+    def sum_over_ranks(self) -> None:
         """Add the sums of all ranks, and gather the held-out rows. ValueError if there are none."""
         for fold in self.folds:
             fold.sum_over_ranks()

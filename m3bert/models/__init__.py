@@ -1,1 +1,7 @@
-"""Encoders on this machine: loading, anatomy, conversion, trimming and settings. None of it travels with a model."""
+"""
+Encoders on this machine; none of it travels with a model.
+
+- Loading and files: `auto`, `repository`, `settings` (files of sentence-transformers).
+- What is found by running an encoder: `anatomy`, `feed_forward`.
+- Conversion: `conversion` (to m3BERT), `native` (back), `trim` with `vocabulary`.
+"""

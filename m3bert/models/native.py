@@ -57,7 +57,7 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
         ValueError: if the model has no native equivalent. The message gives the reason.
     """
     model_type = model_type or model.config.native_model_type or "bert"
-    if (reason := _without_native(model, model_type)) is not None:
+    if (reason := _why_not_native(model, model_type)) is not None:
         raise ValueError(f"{type(model).__name__} has no native equivalent: {reason}.")
     auto_class, head = NATIVE_CLASSES[type(model).__name__]
     native = auto_class.from_config(native_config(model.config, model_type)).to(model.device, model.dtype)
@@ -69,11 +69,10 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     return native.train(model.training)
 
 
-def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
+def _why_not_native(model: PreTrainedModel, model_type: str) -> str | None:
     """Why no encoder of a native model type equals an m3BERT; `None` if one does."""
     name, config = type(model).__name__, model.config
     layer, table = config.resolve_granularity()[0], Elasticity.of(config).table
-    other = without_native(config)
     reasons = {
         "native heads of its kind have another layer before the classifier. Load it with remote code, or export its "
         "encoder": name not in NATIVE_CLASSES,
@@ -87,12 +86,14 @@ def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
             model_type in OFFSET_POSITIONS and config.pad_token_id is None
         ),
         "its weights are quantised": getattr(config, "quantization_config", None) is not None,
-        f"{other}. Export it to ONNX instead: `m3bert export`": other is not None,
     }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    if (reason := next((reason for reason, applies in reasons.items() if applies), None)) is not None:
+        return reason
+    other = architecture_differs(config)
+    return None if other is None else f"{other}. Export it to ONNX instead: `m3bert export`"
 
 
-def without_native(config: M3BertConfig) -> str | None:
+def architecture_differs(config: M3BertConfig) -> str | None:
     """Why no native encoder has this architecture; `None` if one has."""
     reasons = {
         "it is pre-norm, and BERT is post-norm": config.norm_position != "post",

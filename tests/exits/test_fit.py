@@ -267,7 +267,7 @@ def test_a_plan_refuses_what_is_not_legal(model, tiny_tokenizer, changes, messag
 )
 def test_a_plan_sorts_depths_into_prefixes_paths_and_choices(model, tiny_tokenizer, changes, layers, paths, chosen):
     plan = FitPlan.of(model, tiny_tokenizer, FitOptions(**changes))
-    assert (plan.layers, plan.paths, plan.chosen) == (layers, paths, chosen)
+    assert (plan.prefixes, plan.paths, plan.chosen) == (layers, paths, chosen)
 
 
 @pytest.mark.usefixtures("unmatched")
