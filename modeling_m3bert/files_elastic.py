@@ -141,11 +141,7 @@ class Source:
         files |= read(SETTINGS_FILES[1]) | next(filter(None, map(read, SETTINGS_FILES[2:])), {})
         try:
             paths = [str(module.get("path")) for module in json.loads(files[SETTINGS_FILES[0]])]
-        except (
-            ValueError,
-            AttributeError,
-            TypeError,
-        ):  # an encoder loads all the same; EmbeddingSettings refuses the file
+        except (ValueError, AttributeError, TypeError):  # EmbeddingSettings refuses the file, and encoders load
             paths = []
         folders = [path.rstrip("/") for path in paths if re.fullmatch(FOLDER, path)]
         names = [f"{folder}/{name}" for folder in folders for name in ("config.json", WEIGHTS)]

@@ -29,7 +29,7 @@ ROOMS = (
 )  # fmt: skip
 # Lines of the package and of the templates of cards. Lower it freely; raise it only in a commit that says what the
 # user gets for it.
-MOST_SOURCE_LINES = 32_904
+MOST_SOURCE_LINES = 32_934
 
 
 class Import(NamedTuple):

@@ -46,14 +46,14 @@ from .core.objective import NestedBatch as NestedBatch, Objective as Objective, 
 from .core.publishing import PublishingTrainer as PublishingTrainer
 from .core.trainer import NestedTrainer as NestedTrainer
 from .distillation.objective import (
-    DistillationConfig as DistillationConfig,
-    DistillationTrainer as DistillationTrainer,
-)
-from .distillation.teacher import (
     CRD as CRD,
     HPD as HPD,
     TeacherContrast as TeacherContrast,
     TeacherMSE as TeacherMSE,
+)
+from .distillation.trainer import (
+    DistillationConfig as DistillationConfig,
+    DistillationTrainer as DistillationTrainer,
 )
 from .embedding.nested_loss import NestedLoss as NestedLoss
 from .embedding.objective import EmbeddingConfig as EmbeddingConfig, EmbeddingObjective as EmbeddingObjective

@@ -47,7 +47,7 @@ from m3bert.evaluation import GridEncoder, GridResults, evaluate_grid
 from m3bert.evaluation.evaluators import Evaluator
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
-from m3bert.trainers.distillation.objective import DistillationConfig
+from m3bert.trainers.distillation.trainer import DistillationConfig
 from m3bert.utils.durable import replacing
 
 

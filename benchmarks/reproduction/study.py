@@ -181,6 +181,9 @@ def add_results(name: str, scores: dict[str, dict[str, dict[str, Scores]]], abou
         if all(earlier.get(key) == value for key, value in about.items()):
             for run, seeds in earlier["scores"].items():
                 plain[run] = seeds | plain.get(run, {})
+        elif earlier:
+            others = [key for key, value in about.items() if earlier.get(key) != value]
+            print(f"{file} had scores with other {', '.join(others)}: they are dropped (git has them if committed).")
         content = {**about, "date": date.today().isoformat(), "commit": commit(), "scores": plain}
         stream.seek(0)
         stream.truncate()

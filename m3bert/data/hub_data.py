@@ -34,5 +34,7 @@ def load_hub(
         if folder and all(suffix_of(str(file)) in FORMATS for file in chain.from_iterable(files.values())):
             if split.partition("[")[0] not in files:
                 raise ValueError(f"it has no split {split!r}; it has {', '.join(map(str, files))}")
+            if streaming and split not in files:
+                raise ValueError(f"a part of a split, {split}, cannot be streamed")
             return load_files(files[split], streaming=True) if streaming else load_split(files, split)
         return datasets.load_dataset(name, config, split=split, streaming=streaming)

@@ -20,6 +20,7 @@ from ..encode.identity import tokenizer_fingerprint
 from ..encode.packed_rows import check_packable
 from ..encode.states import max_positions
 from ..utils.durable import only_writer, replacing_files
+from ..utils.typed import read_json
 from .dataset_checks import require_columns
 from .files import load_files, reading_data
 from .formats import files_by_language
@@ -182,7 +183,7 @@ def read_prepared(folder: str | Path) -> dict[str, Any]:
     with special tokens, of packed `rows`, its `share` of all tokens, the `probability` of a token of it in training,
     and `passes`, how often its text is read while every token is read once on average.
     """
-    return json.loads(Path(folder, MANIFEST).read_text(encoding="utf-8"))
+    return read_json(Path(folder, MANIFEST))
 
 
 def texts_by_language(files: Sequence[str], text_column: str, language_column: str | None) -> dict[str, Dataset]:

@@ -17,7 +17,7 @@ from m3bert.hub_cards.onnx_export import export_onnx, open_session
 from m3bert.hub_cards.onnx_graphs import Graph, GraphReport, embed_all, onnx_engines, write_graphs
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid
-from tests.conftest import tiny_config
+from tests.conftest import refused, tiny_config
 from tests.evaluation_data import write_data
 
 
@@ -78,9 +78,8 @@ def test_any_number_of_texts_keeps_its_order_and_gets_its_prompt(encoder, tmp_pa
 def test_what_float16_cannot_compute_is_refused(encoder, tmp_path):
     with torch.no_grad():
         encoder.model.layers[0].mlp.down_proj.weight.mul_(1e7)
-    with pytest.raises(ValueError, match="1x32 cannot be computed in float16: the cosine to float32 is only") as error:
-        write_graphs(encoder, [], tmp_path, fp16=True)
-    assert "\n" not in str(error.value) and "the limit is 0.999" in str(error.value)
+    why = r"1x32 cannot be computed in float16: the cosine to float32 is only .*the limit is 0\.999"
+    refused(why, write_graphs, encoder, [], tmp_path, fp16=True)
 
 
 def test_the_card_has_the_loss_of_each_graph(run):

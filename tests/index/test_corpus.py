@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from m3bert.index.corpus import Corpus, Document, column_types
+from tests.conftest import refused
 
 
 def write(file: Path, rows: list[dict]) -> str:
@@ -44,9 +45,7 @@ def test_columns_can_be_joined_and_left_out(tmp_path):
 )
 def test_rows_that_cannot_be_indexed_are_named(tmp_path, row, options, reason):
     file = write(tmp_path / "rows.jsonl", [{**row, "id": "first", "text": "fine"}, row])
-    with pytest.raises(ValueError, match=reason) as error:
-        list(Corpus([file], **options).documents())
-    assert str(error.value).startswith(f"{file}, row ") and "\n" not in str(error.value)
+    refused(f"^(?=.*rows.jsonl, row ).*{reason}", lambda: list(Corpus([file], **options).documents()))
 
 
 def test_types_of_columns():

@@ -71,6 +71,7 @@ class ScoredPairs(Objective):
     ):
         super().__init__(grid)
         require_known(LOSSES, loss=loss)
+        require_known(("cosine", "dot"), similarity=similarity)
         require_known(REDUCTIONS, reduction=reduction)
         require_positive(temperature=temperature, score_temperature=score_temperature)
         check_pooling(pooling)

@@ -76,4 +76,4 @@ def load_weights(model: PreTrainedModel, folder: str) -> None:
         saved, info = type(model).from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"The checkpoint {folder} lacks {len(missing)} tensors: {', '.join(missing[:3])}, ...")
+        raise ValueError(f"The checkpoint {folder} lacks {len(missing)} tensor(s), such as {', '.join(missing[:3])}.")

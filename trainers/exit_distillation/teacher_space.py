@@ -11,7 +11,7 @@ from ...encode.granularity import Granularity, Grid
 from ...encode.ranks import same_on_all_ranks
 from ...encode.states import StateKey, StateOnly, truncate
 from ..core.objective import NestedBatch, Terms, require_known, require_positive
-from ..distillation.teacher import RepresentationDistillation, TaughtTexts
+from ..distillation.objective import RepresentationDistillation, TaughtTexts
 from ..embedding.info_nce import nested_info_nce
 from ..embedding.objective import NO_TEXT
 from ..embedding.scored_losses import nested_pair_cosines

@@ -17,7 +17,7 @@ from ...utils.papers import Identity
 from ..core.composition import Composition
 from ..core.objective import Objective
 from ..core.optimizer import set_learning_rate
-from ..distillation.objective import DistillationConfig, DistillationTrainer
+from ..distillation.trainer import DistillationConfig, DistillationTrainer
 from .cross_depth import CrossDepth
 from .teacher_space import TeacherSpace
 

@@ -11,8 +11,8 @@ from ...utils.help_texts import described
 from ..contrastive.contrastive import Contrastive, ContrastiveConfig
 from ..core.composition import Composition, mapping_of
 from ..core.objective import Objective, require_known
-from ..distillation.objective import DistillationConfig, DistillationTrainer
-from ..distillation.teacher import CRD, HPD, TeacherContrast, TeacherMSE
+from ..distillation.objective import CRD, HPD, TeacherContrast, TeacherMSE
+from ..distillation.trainer import DistillationConfig, DistillationTrainer
 from ..embedding.trainer import EmbeddingTrainer
 from .hsic import HSIC
 

@@ -15,7 +15,7 @@ from ...utils import papers
 from ...utils.numerics import cosine_matrix
 from ..core.composition import mapping_of
 from ..core.objective import NestedBatch, Terms, require_positive
-from ..distillation.teacher import RepresentationDistillation, TaughtTexts
+from ..distillation.objective import RepresentationDistillation, TaughtTexts
 from ..embedding.info_nce import nested_info_nce
 from .losses import (
     added_dims_overlap,

@@ -27,7 +27,7 @@ from ...utils.help_texts import described
 from ..core.checkpoints import part_of, with_weights
 from ..core.composition import mapping_of
 from ..core.objective import Objective
-from ..distillation.objective import DistillationConfig, DistillationTrainer
+from ..distillation.trainer import DistillationConfig, DistillationTrainer
 from .objective import QAMA
 
 

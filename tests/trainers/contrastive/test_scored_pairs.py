@@ -72,6 +72,7 @@ def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_p
     ("values", "message"),
     [
         ({"loss": "mse"}, "loss='mse' is unknown; legal values: cosent, angle, margin_mse, kl"),
+        ({"similarity": "angle"}, "similarity='angle' is unknown; legal values: cosine, dot"),
         ({"score_temperature": 0.0}, r"score_temperature=0\.0 must be above 0"),
     ],
 )

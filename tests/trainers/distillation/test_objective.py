@@ -6,7 +6,7 @@ from torch import nn
 
 from m3bert.encode.states import PooledStates
 from m3bert.trainers import CRD, HPD, Grid, NestedBatch, TeacherContrast, TeacherMSE
-from m3bert.trainers.distillation.teacher import RepresentationDistillation
+from m3bert.trainers.distillation.objective import RepresentationDistillation
 from tests.conftest import refused
 from tests.trainers.taught_texts import (
     GRID,
